@@ -1,0 +1,1 @@
+"""Exact attention over a packed microbatch that one rank holds or several share."""

@@ -1,0 +1,1 @@
+"""Train a model from a configuration file: loop, checkpoints, resume."""

@@ -1,0 +1,1 @@
+"""Decide which ranks run which samples: arrays in, arrays out."""
