@@ -1,0 +1,179 @@
+"""Run one rank's queue of a step and reduce the gradients in a closing pass.
+
+The gradient rule: with N the targets of the whole step, over all ranks and microbatches, every
+rank runs backward on S * G / N, where S is the *sum* of the losses of the targets that it owns and
+G the number of ranks over which the reducer averages. The gradient is then that of one process
+which runs the same samples unpacked, whatever the layout.
+
+Every microbatch runs with reduction off. Then all ranks, also one with an empty queue, make one
+closing call in which all gradients are reduced, in the same order everywhere. No reduction is
+issued before a rank's last exchange: with NCCL it could block the exchange that its partner waits
+for, and a rank whose last microbatch leaves out a tower would reduce the wrong gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dynapar.attention.exchange import Transport
+from dynapar.data.samples import LoadedSample
+from dynapar.plan import StepPlan
+from dynapar.runtime.adapter import Adapter
+from dynapar.runtime.layout import ShardLayout, lay_out
+from dynapar.runtime.microbatch import MicrobatchModule
+from dynapar.runtime.order import OrderLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a rank knows after a step."""
+
+    loss: float
+    """Mean loss a target of the whole step; the same on all ranks."""
+    microbatch_seconds: tuple[float, ...]
+    """Wall-clock time of each microbatch of this rank's queue, waiting for peers included."""
+    busy_seconds: float
+    """CPU time that this rank's training thread spent in the step, waiting not included."""
+    seconds: float
+    """Wall-clock time of the step: microbatches and closing pass."""
+
+
+class StepExecutor:
+    """Runs steps on a model that every rank holds whole.
+
+    Attributes:
+        adapter: Of the model.
+        module: The microbatch as one module.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        *,
+        transport: Transport,
+        data_group: dist.ProcessGroup | None = None,
+        log: OrderLog | None = None,
+        loss_chunk: int = 1024,
+        autocast: torch.dtype | None = None,
+    ):
+        """Wrap the model for training; a collective: all ranks call it.
+
+        Args:
+            adapter: Of the model, with equal parameters on all ranks.
+            transport: Of the exchanges, over a process group on which nothing else runs.
+            data_group: Over which gradients are reduced; None is the default group.
+            log: Records the collectives, for the order check.
+            loss_chunk: Tokens whose logits exist at a time.
+            autocast: Run the model under autocast to this type; gradients stay in the type of
+                the parameters.
+        """
+        self.adapter = adapter
+        self.rank = dist.get_rank(data_group)
+        self.ranks = dist.get_world_size(data_group)
+        self.module = MicrobatchModule(
+            adapter, transport=transport, loss_chunk=loss_chunk, autocast=autocast
+        )
+        self._group = data_group
+        self._log = log
+        self._trained = [p for p in adapter.model.parameters() if p.requires_grad]
+        self._wrapped: nn.Module = self.module
+        if self.ranks > 1:
+            self._wrapped = DistributedDataParallel(
+                self.module,
+                process_group=data_group,
+                find_unused_parameters=True,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
+
+    def prepare(
+        self, plan: StepPlan, samples: Mapping[int, LoadedSample]
+    ) -> tuple[ShardLayout, ...]:
+        """This rank's queue, laid out; needs no model and may run in the loader's thread.
+
+        Args:
+            plan: Of the step.
+            samples: By row of the plan's sample table: all that this rank's microbatches hold.
+
+        Returns:
+            One layout a microbatch of the queue; dummies are left out, since a model that every
+            rank holds whole needs none.
+        """
+        return tuple(
+            lay_out(
+                plan.microbatches[index],
+                samples,
+                rank=self.rank,
+                windows=self.adapter.windows,
+                bands=self.adapter.bands,
+            )
+            for index in plan.queues[self.rank]
+            if index is not None
+        )
+
+    def run(self, queue: tuple[ShardLayout, ...], *, targets: int) -> StepResult:
+        """Forward and backward of this rank's queue, then the closing pass.
+
+        Adds to the parameters' gradients, which are the whole step's on every rank afterwards.
+
+        Args:
+            queue: From `prepare`.
+            targets: N, of the whole step over all ranks. A step without any has gradient zero.
+        """
+        began, busy = time.perf_counter(), time.thread_time()
+        factor = self.ranks / max(targets, 1)
+        total = torch.zeros((), dtype=torch.float64)
+        seconds = []
+        for shard in queue:
+            start = time.perf_counter()
+            with self._no_sync():
+                loss = self._wrapped(shard)
+                if loss.requires_grad:
+                    (loss * factor).backward()
+            total += loss.detach().cpu().double()
+            seconds.append(time.perf_counter() - start)
+        self._close()
+        loss = self._sum(total)
+        return StepResult(
+            loss=float(loss) / max(targets, 1),
+            microbatch_seconds=tuple(seconds),
+            busy_seconds=time.thread_time() - busy,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _no_sync(self) -> AbstractContextManager[None]:
+        if isinstance(self._wrapped, DistributedDataParallel):
+            return self._wrapped.no_sync()
+        return nullcontext()
+
+    def _close(self) -> None:
+        """All gradients, in the same order on every rank, whatever it ran."""
+        if self._log is not None:
+            self._log.record_collective(
+                communicator="data",
+                operation="closing pass",
+                members=range(self.ranks),
+                size=sum(p.numel() * p.element_size() for p in self._trained),
+            )
+        self._wrapped(None).backward()
+
+    def _sum(self, value: Tensor) -> Tensor:
+        if self.ranks > 1:
+            if self._log is not None:
+                self._log.record_collective(
+                    communicator="data",
+                    operation="loss",
+                    members=range(self.ranks),
+                    size=value.element_size(),
+                )
+            value = value.to(self.module.model.device)
+            dist.all_reduce(value, group=self._group)
+        return value
