@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dynapar.attention.bands import Bands, causal
-from dynapar.data.samples import TEXT_KIND, LoadedSample
+from dynapar.attention.bands import window as sliding
+from dynapar.data.samples import IMAGE_KIND, TEXT_KIND, VIDEO_KIND, LoadedSample
 from dynapar.errors import ModelError
 from dynapar.runtime.attention_interface import NAME, register
 from dynapar.runtime.layout import BoundLayout, Unit
@@ -33,6 +34,23 @@ def _encode_qwen(model: PreTrainedModel, units: Sequence[Unit]) -> Tensor:
     return rows if torch.is_tensor(rows) else torch.cat(tuple(rows))
 
 
+def _qwen_inputs(sample: LoadedSample) -> dict[str, Tensor]:
+    inputs = {"mm_token_type_ids": sample.kinds[None]}
+    for kind, pixels, grid in (
+        (IMAGE_KIND, "pixel_values", "image_grid_thw"),
+        (VIDEO_KIND, "pixel_values_videos", "video_grid_thw"),
+    ):
+        items = [item for item in sample.media if item.kind == kind]
+        if not items:
+            continue
+        owner = [item.kind for item in sample.media for _ in range(item.units)]
+        inputs[pixels] = torch.cat([sample.units[n] for n, k in enumerate(owner) if k == kind])
+        inputs[grid] = torch.tensor([item.grid for item in items])
+        if kind == VIDEO_KIND:
+            inputs["second_per_grid_ts"] = torch.tensor([item.seconds_per_group for item in items])
+    return inputs
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """What differs between families of models."""
@@ -40,10 +58,12 @@ class Family:
     encode: Encode
     encoder: str
     """Path of the encoder, projector included, inside the model."""
+    whole_inputs: Callable[[LoadedSample], dict[str, Tensor]]
+    """What the model's own forward takes for a whole sample beside its token ids."""
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"qwen2_5_vl": Family(encode=_encode_qwen, encoder="model.visual")}
+    {"qwen2_5_vl": Family(encode=_encode_qwen, encoder="model.visual", whole_inputs=_qwen_inputs)}
 )
 """By `model_type` of the model's configuration. A model without media needs no entry."""
 
@@ -64,7 +84,7 @@ class Adapter:
             ModelError: The model has media of an unknown family, or uses dropout.
         """
         self.model = model
-        self.family = _family(model)
+        self.family = find_family(model)
         self.encoder_is_trained = self.family is not None and any(
             parameter.requires_grad
             for parameter in model.get_submodule(self.family.encoder).parameters()
@@ -85,7 +105,8 @@ class Adapter:
 
     def bands(self, sample: LoadedSample, window: int | None) -> Bands:
         """The mask of one sample in the layers with this sliding window."""
-        return causal(len(sample.input_ids), window=window)
+        length = len(sample.input_ids)
+        return causal(length) if window is None else sliding(length, width=window)
 
     def embed(self, input_ids: Tensor, kinds: Tensor) -> Tensor:
         """(n,) to (n, width); rows of placeholders are replaced later, their ids may be any."""
@@ -122,7 +143,12 @@ class Adapter:
         return logits
 
 
-def _family(model: PreTrainedModel) -> Family | None:
+def find_family(model: PreTrainedModel) -> Family | None:
+    """The model's family, or None for a text model.
+
+    Raises:
+        ModelError: The model has media and its family is unknown.
+    """
     config = model.config
     if config.model_type in FAMILIES:
         return FAMILIES[config.model_type]
