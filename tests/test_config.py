@@ -39,6 +39,7 @@ class Run:
     stages: list[Planner] = field(default_factory=list)
     resume: Planner | None = None
     limit: int | str = "none"
+    version: Literal[1, 2] = 1
 
 
 MINIMAL = "name: a\nsource: data/x.jsonl\nplanner: {capacity: 16_384}\n"
@@ -105,7 +106,7 @@ MESSAGES = {
     "unknown key of the file": (
         MINIMAL + "shufle: true\n",
         "run.yaml:4: the configuration has no key 'shufle'; the nearest is 'shuffle', all are: "
-        "name, source, planner, shuffle, seeds, betas, stages, resume, limit",
+        "name, source, planner, shuffle, seeds, betas, stages, resume, limit, version",
     ),
     "missing key": (
         "name: a\nsource: x\nplanner:\n  gate: 0.5\n",
@@ -155,6 +156,10 @@ MESSAGES = {
     "no choice": (
         MINIMAL.replace("16_384", "1, sync: steps"),
         "run.yaml:3: planner.sync is 'steps' (str); expected one of 'step', 'microbatch'",
+    ),
+    "bool for a choice": (
+        MINIMAL + "version: true\n",
+        "run.yaml:4: version is True (bool); expected one of 1, 2",
     ),
     "optional": (
         MINIMAL.replace("16_384", "1, max_degree: many"),
@@ -213,7 +218,7 @@ MESSAGES = {
     "empty": (
         "# nothing\n",
         "run.yaml: the file is empty; expected a section with the keys name, source, planner, "
-        "shuffle, seeds, betas, stages, resume, limit",
+        "shuffle, seeds, betas, stages, resume, limit, version",
     ),
 }
 
