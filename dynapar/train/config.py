@@ -183,8 +183,8 @@ class RunConfig:
             raise ConfigError(f"timeout_seconds is {self.timeout_seconds}; expected above 0")
         if self.precision == "float64" and self.recompute:
             raise ConfigError(
-                "precision is 'float64' with recompute; expected recompute: false, since recomputed "
-                "layers would round to float32"
+                "precision is 'float64' with recompute; expected recompute: false, since layers "
+                "that are recomputed would round to float32"
             )
 
 

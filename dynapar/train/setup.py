@@ -1,0 +1,230 @@
+"""Make the parts of a run from its configuration: what train, verify and the demo share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from dynapar.attention.exchange import Transport
+from dynapar.cluster import Cluster
+from dynapar.control import control_group
+from dynapar.costs import Costs
+from dynapar.errors import ConfigError, ModelError
+from dynapar.meta import SampleTable
+from dynapar.plan import StepPlan
+from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step, random_plan
+from dynapar.runtime.adapter import Adapter
+from dynapar.runtime.executor import StepExecutor
+from dynapar.runtime.order import OrderLog
+from dynapar.runtime.reference import Widening
+from dynapar.train.config import OptimizerSection, Precision, RunConfig
+
+Planner = Callable[[SampleTable, int], StepPlan]
+"""(the step's samples, step) -> its plan; the same on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """One rank's view of all ranks, and the groups that it shares with them.
+
+    Gradients are reduced over the default group. Exchanges and the control plane have groups of
+    their own, on which nothing else runs.
+    """
+
+    rank: int
+    ranks: int
+    device: torch.device
+    transport: Transport
+    control: dist.ProcessGroup | None
+    """A gloo group; None when there is one rank."""
+    log: OrderLog
+
+
+def pick_device() -> torch.device:
+    """The GPU of this process's place on its machine, or the CPU where there is no GPU.
+
+    Raises:
+        ConfigError: The machine has GPUs, but fewer than ranks.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    place, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if place >= gpus:
+        raise ConfigError(
+            f"rank {place} of this machine has no GPU of its own, the machine has {gpus}; expected "
+            "one a rank. Start fewer ranks, or hide the GPUs (CUDA_VISIBLE_DEVICES=) to run on CPU"
+        )
+    return torch.device("cuda", place)
+
+
+def join_ranks(*, timeout: timedelta, device: torch.device | None = None) -> Ranks:
+    """Meet the other ranks and make the groups of a run; a collective call.
+
+    Joins by torchrun's environment variables, where torch.distributed is not initialised yet.
+
+    Args:
+        timeout: Longest wait for another rank.
+        device: Of this rank; None for `pick_device`.
+    """
+    device = pick_device() if device is None else device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, timeout=timeout, device_id=device if device.type == "cuda" else None
+        )
+    log = OrderLog(rank=dist.get_rank())
+    transport = Transport(dist.new_group(timeout=timeout), recorder=log)
+    transport.warm_up(device)
+    return Ranks(
+        rank=dist.get_rank(),
+        ranks=dist.get_world_size(),
+        device=device,
+        transport=transport,
+        control=control_group(timeout) if dist.get_world_size() > 1 else None,
+        log=log,
+    )
+
+
+def load_model(
+    folder: Path,
+    *,
+    seed: int,
+    precision: Precision = "float32",
+    recompute: bool = False,
+    device: torch.device | None = None,
+) -> PreTrainedModel:
+    """The model of a folder, in training mode, equal on all ranks.
+
+    Args:
+        folder: With config.json; weights are those of its safetensors files or, where it has
+            none, random ones drawn from `seed`.
+        seed: Of random weights.
+        precision: "float64" makes parameters float64, all else float32.
+        recompute: Recompute the layers' activations in backward.
+        device: Where to put it; None is the CPU.
+
+    Raises:
+        ModelError: The folder has no readable config.json, or its model class is unknown.
+    """
+    model_class = _model_class(folder)
+    if any(folder.glob("*.safetensors")):
+        model = model_class.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    else:
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = model_class._from_config(config, dtype=torch.float32)
+    assert isinstance(model, PreTrainedModel)
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    nn.Module.to(model, device, dtype)
+    return model.train()
+
+
+def _model_class(folder: Path) -> type[PreTrainedModel]:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"no model in {folder}: {reason}. Expected a folder with transformers' config.json"
+        ) from error
+    names = config.architectures or []
+    found = getattr(transformers, names[0], None) if names else None
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise ModelError(
+            f"{folder}/config.json: architectures is {names}; expected one class of transformers "
+            f"{transformers.__version__}, such as ['Qwen2_5_VLForConditionalGeneration']"
+        )
+    return found
+
+
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
+    """What the executor and the reference step take as `autocast`."""
+    return torch.bfloat16 if precision == "bfloat16" else None
+
+
+def numerics(precision: Precision) -> AbstractContextManager[object]:
+    """Under which forward passes run: float64 widens the model's float32 islands."""
+    return Widening() if precision == "float64" else nullcontext()
+
+
+def make_cluster(config: RunConfig, ranks: int) -> Cluster:
+    """All ranks as nodes of `config.ranks_per_node`.
+
+    Raises:
+        ConfigError: The ranks do not fill whole nodes.
+    """
+    per_node = config.ranks_per_node or ranks
+    if ranks % per_node:
+        raise ConfigError(
+            f"{ranks} ranks are no multiple of ranks_per_node {per_node}; expected whole nodes. "
+            "Start another number of ranks, or leave ranks_per_node out for one node"
+        )
+    return Cluster(nodes=ranks // per_node, ranks_per_node=per_node)
+
+
+def make_planner(config: RunConfig, *, costs: Costs, ranks: int) -> Planner:
+    """The planner that the configuration asks for.
+
+    Raises:
+        ConfigError: The ranks do not fill whole nodes.
+    """
+    section = config.planner
+    common = {
+        "cluster": make_cluster(config, ranks),
+        "costs": costs,
+        "config": PlannerConfig(
+            capacity=section.capacity,
+            encoder_capacity=section.encoder_capacity,
+            sync=section.sync,
+            gate=section.gate,
+            max_degree=section.max_degree,
+        ),
+    }
+    plan: Callable[..., StepPlan] = {
+        "dynamic": plan_step,
+        "homogeneous": partial(homogeneous_plan, degree=section.degree),
+        "random": partial(random_plan, seed=config.seed),
+    }[section.scheduler]
+    return lambda samples, step: plan(samples, step=step, **common)
+
+
+def make_executor(model: PreTrainedModel, ranks: Ranks, config: RunConfig) -> StepExecutor:
+    """Put a model on dynapar's attention and wrap it for training; a collective call.
+
+    Raises:
+        ModelError: The model has media of an unknown family, or uses dropout.
+    """
+    return StepExecutor(
+        Adapter(model),
+        transport=ranks.transport,
+        log=ranks.log,
+        loss_chunk=config.loss_chunk,
+        autocast=autocast_dtype(config.precision),
+    )
+
+
+def make_optimizer(model: PreTrainedModel, section: OptimizerSection) -> torch.optim.AdamW:
+    """AdamW over all trained parameters; vectors are not decayed."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim > 1]
+    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": section.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps)
