@@ -29,7 +29,7 @@ IMAGE_ID, VIDEO_ID, START_ID, END_ID = 310, 311, 312, 313
 def small_model(dtype: torch.dtype = torch.float32, **config: Any) -> PreTrainedModel:
     """The same on every rank, and no parameter at a value that could hide an error."""
     torch.manual_seed(0)
-    model = Qwen2_5_VLForConditionalGeneration(
+    model: PreTrainedModel = Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(
             text_config={
                 "vocab_size": 320,
@@ -39,6 +39,8 @@ def small_model(dtype: torch.dtype = torch.float32, **config: Any) -> PreTrained
                 "num_attention_heads": 4,
                 "num_key_value_heads": 2,
                 "max_position_embeddings": 4096,
+                "bos_token_id": None,
+                "eos_token_id": None,
                 "rope_parameters": {
                     "rope_type": "default",
                     "rope_theta": 1e4,
@@ -68,7 +70,8 @@ def small_model(dtype: torch.dtype = torch.float32, **config: Any) -> PreTrained
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     nn.Module.to(model, dtype)
-    return model.train()
+    model.train()
+    return model
 
 
 Recipe = Sequence[int | tuple[int, int, int]]

@@ -80,6 +80,10 @@ def dynapar_attention(
         )
     tokens = dynapar_plan.shard.tokens
     rows = [x[0].transpose(0, 1)[:tokens] for x in (query, key, value)]
+    if torch.is_autocast_enabled(query.device.type):
+        # As torch's own attention does: rotary tables leave queries and keys in float32.
+        low = torch.get_autocast_dtype(query.device.type)
+        rows = [x.to(low) for x in rows]
     out = attend(rows[0], rows[1], rows[2], dynapar_plan.plans[sliding_window], scale=scaling)
     padding = query.shape[2] - tokens
     if padding:

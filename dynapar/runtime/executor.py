@@ -13,10 +13,12 @@ for, and a rank whose last microbatch leaves out a tower would reduce the wrong 
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -86,13 +88,7 @@ class StepExecutor:
         self._trained = [p for p in adapter.model.parameters() if p.requires_grad]
         self._wrapped: nn.Module = self.module
         if self.ranks > 1:
-            self._wrapped = DistributedDataParallel(
-                self.module,
-                process_group=data_group,
-                find_unused_parameters=True,
-                broadcast_buffers=False,
-                gradient_as_bucket_view=True,
-            )
+            self._wrapped = _wrap(self.module, data_group)
 
     def prepare(
         self, plan: StepPlan, samples: Mapping[int, LoadedSample]
@@ -177,3 +173,17 @@ class StepExecutor:
             value = value.to(self.module.model.device)
             dist.all_reduce(value, group=self._group)
         return value
+
+
+def _wrap(module: nn.Module, group: dist.ProcessGroup | None) -> DistributedDataParallel:
+    """DDP that issues nothing inside a microbatch, and reduces what any rank used."""
+    # Released under this name in torch 2.13; the old one warns there.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(
+        module,
+        process_group=group,
+        find_unused_parameters=True,
+        gradient_as_bucket_view=True,
+        **buffers,
+    )

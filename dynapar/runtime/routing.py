@@ -27,7 +27,7 @@ class _RouteRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         route = ctx.route
         counts = [len(index) for index in route.sends]
-        parts = list(grad.split(list(route.counts)))
+        parts = list(grad.contiguous().split(list(route.counts)))
         back = _swap(parts, counts, ctx.ranks, ctx.transport, "embedding gradients")
         out = grad.new_zeros(ctx.shape)
         out[torch.cat(route.sends)] = torch.cat(back)  # a row has one owner: nothing to add up
