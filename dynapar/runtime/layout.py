@@ -146,6 +146,8 @@ def lay_out(
         )
         for window in windows
     }
+    for plan in plans.values():
+        plan.prepare(here)  # now, in the loader's thread, rather than when it is bound
     plan = plans[windows[0]]
     starts = list(itertools.accumulate(lengths, initial=0))
     index = torch.from_numpy(plan.index(here))
