@@ -1,0 +1,187 @@
+"""The program `dynapar`: what its commands take, and how mistakes look.
+
+Each command imports what it runs when it is called, so that help loads neither torch nor
+transformers. An error is one line on standard error; the exit code is 2 for bad use and 1 for a
+check that failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
+
+import typer
+
+import dynapar
+from dynapar.errors import DynaparError, SourceError
+
+if TYPE_CHECKING:
+    from dynapar.console import Cell
+    from dynapar.runtime.order import OrderLog
+
+app = typer.Typer(
+    help="Per-step switching between context and data parallelism, with the exact gradient.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""Bad use of the command line: click's error, or that of the copy of click inside newer typers."""
+
+
+class _Usage(Protocol):
+    """What both have."""
+
+    ctx: typer.Context | None
+
+    def format_message(self) -> str: ...
+
+
+SOURCE_HELP = (
+    "An index (.parquet), a metadata file or a conversation file (.jsonl, .json), or webdataset "
+    "shards (shards-{000..007}.tar)."
+)
+MODEL_HELP = "A model's folder, or the name of a family that dynapar knows."
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.")]
+
+
+class Sync(StrEnum):
+    """Where ranks meet."""
+
+    STEP = "step"
+    MICROBATCH = "microbatch"
+
+
+class Scheduler(StrEnum):
+    """Who plans."""
+
+    DYNAMIC = "dynamic"
+    HOMOGENEOUS = "homogeneous"
+
+
+class Dtype(StrEnum):
+    """In what a check computes."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+    BF16 = "bf16"
+
+
+@app.callback(invoke_without_command=True)
+def _program(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+    ] = False,
+) -> None:
+    del debug  # `main` looks for it wherever it stands.
+    if version:
+        typer.echo(f"dynapar {dynapar.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def index(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)],
+    model: Annotated[str, typer.Option(metavar="M", help=MODEL_HELP)],
+    out: Annotated[Path, typer.Option(metavar="X.parquet", help="The index to write.")],
+    json: AsJson = False,
+) -> None:
+    """Read the lengths of a source's samples from headers alone."""
+    from dynapar.index_command import index_command
+
+    index_command(source, model=model, out=out, json=json)
+
+
+@app.command()
+def train(config: ConfigFile) -> None:
+    """Train as CONFIG says, as one rank of `torchrun ... -m dynapar train CONFIG`."""
+    from dynapar.train.loop import train_command
+
+    train_command(config)
+
+
+@app.command()
+def verify(
+    config: ConfigFile,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Compute in it instead of in CONFIG's precision.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Compare the gradient of CONFIG's steps with that of one process, sample by sample."""
+    from dynapar.verify.command import verify_command
+
+    verify_command(config, dtype=None if dtype is None else dtype.value, json=json)
+
+
+@app.command()
+def check_order(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="With the ranks' order logs.")],
+    json: AsJson = False,
+) -> None:
+    """Replay what the ranks of a run issued under NCCL's rule of one order for all."""
+    from dynapar.runtime.order import OrderLog, replay
+
+    paths = sorted(run_dir.glob("order_*.jsonl"))
+    if not paths:
+        raise SourceError(
+            f"{run_dir} has no order_RANK.jsonl; expected the folder of a run. Train with "
+            "order_steps above 0, which writes them"
+        )
+    logs = [OrderLog.load(path) for path in paths]
+    replay(logs)
+    _show(f"{run_dir}: the order holds", [_order_row(log) for log in logs], json=json)
+
+
+def _show(title: str, rows: Sequence[Mapping[str, Cell]], *, json: bool) -> None:
+    from dynapar.console import show_json, show_table
+
+    show_json(list(rows)) if json else show_table(title, rows)
+
+
+def _order_row(log: OrderLog) -> dict[str, Cell]:
+    return {
+        "rank": log.rank,
+        "operations": len(log.operations),
+        "messages": sum(len(op.sends) + len(op.receives) for op in log.operations),
+        "bytes sent": sum(count for op in log.operations for _, count in op.sends),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program and leave the interpreter with its exit code.
+
+    Args:
+        arguments: What follows the program's name; None for the process's own.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    rest = [argument for argument in given if argument != "--debug"]
+    try:
+        code = app(rest, prog_name="dynapar", standalone_mode=False)
+    except (DynaparError, OSError, _USAGE_ERROR) as error:
+        if len(rest) < len(given):
+            raise
+        typer.echo(f"error: {_message(error)}", err=True)
+        code = error.exit_code if isinstance(error, DynaparError) else 2
+    except typer.Abort:
+        code = 130
+    sys.exit(code)
+
+
+def _message(error: Exception) -> str:
+    """What an error says, on one line; after bad use also whose help to read."""
+    text = str(error)
+    if isinstance(error, _USAGE_ERROR):
+        usage = cast(_Usage, error)
+        command = usage.ctx.command_path if usage.ctx else "dynapar"
+        text = f"{usage.format_message().rstrip('.')}. See `{command} --help`"
+    return " ".join(text.split())
