@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from dynapar.meta import SampleTable
 
 Sync = Literal["step", "microbatch"]
+"""Where ranks meet: once in the closing pass, or in every module call of every wave."""
 
 
 class Placement(NamedTuple):
@@ -29,6 +30,17 @@ class Parts(NamedTuple):
     exchange: int
     encoder: int
     fixed: int
+
+
+class Wave(NamedTuple):
+    """A wave's time (sync "microbatch"): all ranks wait for each other after each part."""
+
+    start: int
+    """Ticks from the step's start."""
+    encoder: int
+    """Ticks of the encoder part; 0 where no rank encodes."""
+    llm: int
+    """Ticks of the LLM part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +94,18 @@ class StepPlan:
     chosen: Literal["dynamic", "homogeneous"]
     plan_seconds: float
     """Wall-clock time that planning took; not part of the digest."""
+    costs: str = ""
+    """Name of the costs that the times were predicted with."""
+    waves: tuple[Wave, ...] = ()
+    """The waves, for sync "microbatch"; empty for sync "step"."""
+
+    @property
+    def gap(self) -> float:
+        """makespan / lower_bound - 1; 0 without samples."""
+        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The degrees in use, ascending."""
+        used = {len(place.ranks) for micro in self.microbatches for place in micro.placements}
+        return tuple(sorted(used))

@@ -1,0 +1,269 @@
+"""What work costs on some hardware: cost files, and the coefficients that the planner counts with.
+
+A cost file has the sections below, in seconds, bytes and tokens. `linear` and `fixed` are
+required; any other section may be left out and then costs nothing, so that a small measured set
+(linear, attention, fixed) has the same form as the shipped reference.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from dynapar.errors import CostsError
+from dynapar.packing.ticks import Coefficients
+
+VERSION = 1
+REFERENCE = "h100_7b"
+"""Name of the shipped costs, which are round figures and measured nowhere."""
+TICKS_PER_SECOND = 1_000_000
+
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCosts:
+    """6 * parameters * n / (flops * n / (n + half_rate_tokens)) for n tokens on a rank."""
+
+    parameters: float
+    """Parameters that a token passes."""
+    flops: float
+    """FLOPs per second, far from small n."""
+    half_rate_tokens: float = 0.0
+    """Tokens on a rank at which half of `flops` is reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCosts:
+    """3.5 * 2 * layers * hidden * s^2 / d / (flops * m / (m + half_rate_tokens)), m = s / d."""
+
+    layers: int = 0
+    hidden: int = 0
+    """Query heads times head dimension."""
+    flops: float = 1.0
+    """FLOPs per second, far from small m."""
+    half_rate_tokens: float = 0.0
+    """Tokens on a rank at which half of `flops` is reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeCosts:
+    """Keys and values on their way: what attention does not hide, and the latency of hops."""
+
+    layers: int = 1
+    kv_bytes_per_token: float = 0.0
+    """Of one layer's keys and values."""
+    needed_share: float = 1.0
+    """Part of the rows that the mask needs."""
+    passes: float = 3.0
+    """Forward once, backward twice the bytes."""
+    bytes_per_s_in_node: float = 1.0
+    bytes_per_s_across: float = 1.0
+    """Between nodes; at most `bytes_per_s_in_node`."""
+    latency: float = 0.0
+    """Seconds of a hop, per layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderCosts:
+    """(6 * parameters * p + 3.5 * 4 * layers * hidden * p^2) / flops for a unit of p tokens."""
+
+    parameters: float = 0.0
+    layers: int = 0
+    hidden: int = 0
+    flops: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedCosts:
+    """What every microbatch costs."""
+
+    microbatch: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedCosts:
+    """Parameters gathered and scattered in each wave (`sync="microbatch"` only)."""
+
+    bytes_per_s: float = 1.0
+    llm_bytes: float = 0.0
+    encoder_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Seconds of the closing pass and the optimizer: constants outside of the makespan."""
+
+    closing_step: float = 0.0
+    closing_microbatch: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """A cost file. `name` and `measured` say where it comes from."""
+
+    name: str
+    measured: bool
+    """Whether the figures were measured on the hardware that they are used for."""
+    linear: LinearCosts
+    fixed: FixedCosts
+    attention: AttentionCosts = AttentionCosts()
+    exchange: ExchangeCosts = ExchangeCosts()
+    encoder: EncoderCosts = EncoderCosts()
+    sharded: ShardedCosts = ShardedCosts()
+    step: StepCosts = StepCosts()
+    contention_prior: float = 1.0
+    """Factor by which overlapped communication slows compute; not part of any prediction yet."""
+
+    def __post_init__(self) -> None:
+        for section in _SECTIONS:
+            values = asdict(getattr(self, section))
+            for key, value in values.items():
+                rate = key == "flops" or key.startswith("bytes_per_s") or key == "layers"
+                least = 1e-300 if rate and not (section != "exchange" and key == "layers") else 0
+                if not least <= value < float("inf"):
+                    expected = "above 0" if least else "0 or more"
+                    raise CostsError(
+                        f"costs {self.name!r}: {section}.{key} is {value}; expected a finite "
+                        f"number {expected}"
+                    )
+        if self.exchange.bytes_per_s_across > self.exchange.bytes_per_s_in_node:
+            raise CostsError(
+                f"costs {self.name!r}: exchange.bytes_per_s_across is "
+                f"{self.exchange.bytes_per_s_across:g}, above bytes_per_s_in_node "
+                f"{self.exchange.bytes_per_s_in_node:g}; expected at most that: swap them, or "
+                f"give both the same value"
+            )
+
+
+_SECTIONS: dict[str, type] = {
+    "linear": LinearCosts,
+    "attention": AttentionCosts,
+    "exchange": ExchangeCosts,
+    "encoder": EncoderCosts,
+    "fixed": FixedCosts,
+    "sharded": ShardedCosts,
+    "step": StepCosts,
+}
+
+
+def _section(kind: type[Section], values: Json, where: str) -> Section:
+    if not isinstance(values, dict):
+        raise CostsError(f"{where} is {values!r}; expected an object of numbers")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    if extra := sorted(set(values) - set(known)):
+        raise CostsError(f"{where} has {extra[0]!r}; expected one of {', '.join(known)}")
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise CostsError(f"{where}.{key} is {value!r}; expected a number")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise CostsError(f"{where} is incomplete ({error}); add what is missing") from None
+
+
+def costs_from_json(values: Json, *, where: str = "costs") -> Costs:
+    """Read a parsed cost file.
+
+    Args:
+        values: The parsed JSON.
+        where: What to call it in messages.
+
+    Raises:
+        CostsError: It is of another version, lacks a section or key, or holds a bad value.
+    """
+    if not isinstance(values, dict):
+        raise CostsError(f"{where} is not an object; expected a cost file")
+    if values.get("version") != VERSION:
+        raise CostsError(
+            f"{where} has version {values.get('version')!r}; expected {VERSION}: calibrate again"
+        )
+    known = {"version", "name", "measured", "unit", "contention_prior", *_SECTIONS}
+    if extra := sorted(set(values) - known):
+        raise CostsError(f"{where} has {extra[0]!r}; expected one of {', '.join(sorted(known))}")
+    for section in ("linear", "fixed"):
+        if section not in values:
+            raise CostsError(f"{where} has no section {section!r}; add it")
+    name, measured = values.get("name"), values.get("measured")
+    prior = values.get("contention_prior", 1.0)
+    if not isinstance(name, str) or not isinstance(measured, bool):
+        raise CostsError(f"{where} needs a text `name` and a true or false `measured`")
+    if isinstance(prior, bool) or not isinstance(prior, (int, float)):
+        raise CostsError(f"{where}.contention_prior is {prior!r}; expected a number")
+    sections = {
+        key: _section(kind, values[key], f"{where}.{key}")
+        for key, kind in _SECTIONS.items()
+        if key in values
+    }
+    return Costs(name=name, measured=measured, contention_prior=float(prior), **sections)
+
+
+def costs_to_json(costs: Costs) -> dict[str, Json]:
+    """The content of a cost file; `costs_from_json` reads it back."""
+    return {"version": VERSION, "unit": "seconds, bytes, tokens", **asdict(costs)}
+
+
+def load_costs(path: str | Path | None) -> Costs:
+    """Read a cost file.
+
+    Args:
+        path: The file; None for the shipped reference, which is not measured.
+
+    Raises:
+        CostsError: The file is missing, is not JSON, or is not a cost file.
+    """
+    if path is None:
+        return _reference()
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CostsError(f"costs {str(path)!r}: {error.strerror}; give a cost file") from None
+    except ValueError as error:
+        raise CostsError(f"costs {str(path)!r} is not JSON: {error}") from None
+    return costs_from_json(values, where=f"costs {str(path)!r}")
+
+
+@cache
+def _reference() -> Costs:
+    path = Path(__file__).parent / "reference_costs" / f"{REFERENCE}.json"
+    return costs_from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def coefficients(costs: Costs, *, ranks_per_node: int) -> Coefficients:
+    """The planner's coefficients, in ticks.
+
+    Args:
+        costs: The cost file.
+        ranks_per_node: Degrees above this pay the bandwidth between nodes.
+    """
+    second = float(TICKS_PER_SECOND)
+    linear, attention, exchange = costs.linear, costs.attention, costs.exchange
+    encoder, sharded = costs.encoder, costs.sharded
+    token = 6.0 * linear.parameters / linear.flops * second
+    wire = exchange.passes * exchange.needed_share * exchange.kv_bytes_per_token * second
+    return Coefficients(
+        linear_token=token,
+        linear_rank=_ticks(token * linear.half_rate_tokens),
+        attention_pair=7.0 * attention.layers * attention.hidden / attention.flops * second,
+        attention_half=float(attention.half_rate_tokens),
+        exchange_layers=int(exchange.layers),
+        wire_in_node=wire / exchange.bytes_per_s_in_node,
+        wire_across=wire / exchange.bytes_per_s_across,
+        hop=exchange.layers * exchange.latency * second,
+        encoder_token=6.0 * encoder.parameters / encoder.flops * second,
+        encoder_square=14.0 * encoder.layers * encoder.hidden / encoder.flops * second,
+        fixed=_ticks(costs.fixed.microbatch * second),
+        llm_floor=_ticks(sharded.llm_bytes / sharded.bytes_per_s * second),
+        encoder_floor=_ticks(sharded.encoder_bytes / sharded.bytes_per_s * second),
+        node=ranks_per_node,
+    )
+
+
+def _ticks(value: float) -> int:
+    """Half up, like every rounding to ticks."""
+    return int(value + 0.5)

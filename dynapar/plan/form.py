@@ -1,0 +1,271 @@
+"""The JSON form of a plan, one step a line, and its digest.
+
+Times are seconds from the step's start; they are whole microseconds, so reading a plan back gives
+the same ticks. The digest covers everything but itself and `plan_seconds`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import numpy as np
+
+from dynapar.errors import PlanError
+from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
+from dynapar.plan.model import MicroBatch, Parts, Placement, StepPlan, Sync, Wave
+
+VERSION = 1
+TICKS_PER_SECOND = 1_000_000
+MODALITIES = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
+
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+
+
+def _seconds(ticks: int) -> float:
+    return ticks / TICKS_PER_SECOND
+
+
+def _samples(table: SampleTable) -> Iterable[Json]:
+    offsets = table.unit_offsets.tolist()
+    units = table.unit_tokens.tolist()
+    columns = zip(
+        table.ids,
+        table.llm_tokens.tolist(),
+        table.text_tokens.tolist(),
+        table.label_tokens.tolist(),
+        table.modalities.tolist(),
+        strict=True,
+    )
+    for row, (identifier, llm, text, label, bits) in enumerate(columns):
+        own = units[offsets[row] : offsets[row + 1]]
+        yield {
+            "id": identifier,
+            "llm_tokens": llm,
+            "text_tokens": text,
+            "label_tokens": label,
+            "modalities": [name for name, bit in MODALITIES.items() if bits & bit],
+            "encoder_tokens": sum(own),
+            "encoder_units": own,
+        }
+
+
+def encoder_calls(micro: MicroBatch, table: SampleTable) -> dict[str, int]:
+    """Encoder calls of a microbatch, by encoder: one where any of its ranks encodes, else absent."""
+    bits = 0
+    for place in micro.placements:
+        if place.encoders:
+            bits |= int(table.modalities[place.sample])
+    calls = {}
+    if any(micro.encoder_tokens_per_rank):
+        if bits & (IMAGE | VIDEO) or not bits:
+            calls["vision"] = 1
+        if bits & AUDIO:
+            calls["audio"] = 1
+    return calls
+
+
+def _microbatch(number: int, micro: MicroBatch, table: SampleTable) -> Json:
+    return {
+        "id": number,
+        "ranks": list(micro.ranks),
+        "samples": [
+            {
+                "id": table.ids[place.sample],
+                "ranks": list(place.ranks),
+                "encoders": list(place.encoders),
+            }
+            for place in micro.placements
+        ],
+        "tokens_per_rank": list(micro.tokens_per_rank),
+        "encoder_tokens_per_rank": list(micro.encoder_tokens_per_rank),
+        "encoder_calls": cast(Json, encoder_calls(micro, table)),
+        "seconds": _seconds(micro.ticks),
+        "start": _seconds(micro.start),
+        "parts": {key: _seconds(value) for key, value in micro.parts._asdict().items()},
+    }
+
+
+def _body(plan: StepPlan) -> dict[str, Json]:
+    """Everything that the digest covers."""
+    body: dict[str, Json] = {
+        "version": VERSION,
+        "step": plan.step,
+        "sync": plan.sync,
+        "ranks": plan.ranks,
+        "ranks_per_node": plan.ranks_per_node,
+        "capacity": plan.capacity,
+        "encoder_capacity": plan.encoder_capacity,
+        "costs": plan.costs,
+        "samples": list(_samples(plan.samples)),
+        "microbatches": [
+            _microbatch(number, micro, plan.samples)
+            for number, micro in enumerate(plan.microbatches)
+        ],
+        "queues": [list(queue) for queue in plan.queues],
+        "makespan": _seconds(plan.makespan),
+        "lower_bound": _seconds(plan.lower_bound),
+        "gap": plan.gap,
+        "homogeneous": {
+            "degree": plan.homogeneous_degree,
+            "makespan": _seconds(plan.homogeneous_makespan),
+        },
+        "chosen": plan.chosen,
+    }
+    if plan.sync == "microbatch":
+        body["waves"] = [
+            {
+                "start": _seconds(wave.start),
+                "seconds": _seconds(wave.encoder + wave.llm),
+                "encoder": _seconds(wave.encoder),
+                "llm": _seconds(wave.llm),
+            }
+            for wave in plan.waves
+        ]
+    return body
+
+
+def _digest(body: Mapping[str, Json]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_digest(plan: StepPlan) -> str:
+    """SHA-256, in hex, of all that ranks must agree on."""
+    return _digest(_body(plan))
+
+
+def plan_to_json(plan: StepPlan) -> dict[str, Json]:
+    """The JSON form of a plan, ready for `json.dumps`."""
+    body = _body(plan)
+    return {**body, "digest": _digest(body), "plan_seconds": plan.plan_seconds}
+
+
+def plan_from_json(values: Mapping[str, Json]) -> StepPlan:
+    """Read the JSON form of a plan; `validate` then says whether it is a good one.
+
+    Args:
+        values: One parsed line of a plans file.
+
+    Raises:
+        PlanError: It is of another version, lacks a key, holds a wrong type, names an unknown
+            sample, or its digest is not that of its content.
+    """
+    if values.get("version") != VERSION:
+        raise PlanError(
+            f"the plan has version {values.get('version')!r}; expected {VERSION}: plan again"
+        )
+    try:
+        plan = _read(cast(dict[str, object], values))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, PlanError):
+            raise
+        raise PlanError(
+            f"step {values.get('step')!r}: the plan's form is broken ({error!r}); expected the "
+            f"keys that `dynapar plan` writes: plan again"
+        ) from None
+    digest = plan_digest(plan)
+    if values.get("digest") != digest:
+        raise PlanError(
+            f"step {plan.step}: the plan's digest is {str(values.get('digest'))[:12]}, its "
+            f"content's is {digest[:12]}; the line was changed after it was written: plan again"
+        )
+    return plan
+
+
+def _ticks(value: object) -> int:
+    return round(float(cast(float, value)) * TICKS_PER_SECOND)
+
+
+def _table(rows: list[dict[str, object]]) -> SampleTable:
+    def column(key: str) -> list[int]:
+        return [int(cast(int, row[key])) for row in rows]
+
+    units = [cast(list[int], row["encoder_units"]) for row in rows]
+    bits = [sum(MODALITIES[name] for name in cast(list[str], row["modalities"])) for row in rows]
+    for row, own in zip(rows, units, strict=True):
+        if sum(own) != row["encoder_tokens"]:
+            raise PlanError(
+                f"sample {row['id']!r} has {row['encoder_tokens']} encoder_tokens; its "
+                f"encoder_units sum to {sum(own)}"
+            )
+    counts = [len(own) for own in units]
+    return SampleTable(
+        ids=tuple(str(row["id"]) for row in rows),
+        llm_tokens=np.array(column("llm_tokens"), np.int64),
+        text_tokens=np.array(column("text_tokens"), np.int64),
+        label_tokens=np.array(column("label_tokens"), np.int64),
+        modalities=np.array(bits, np.uint8),
+        unit_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        unit_tokens=np.array([unit for own in units for unit in own], np.int64),
+    )
+
+
+def _read_microbatch(values: dict[str, object], rows: Mapping[str, int]) -> MicroBatch:
+    placements = []
+    for entry in cast(list[dict[str, object]], values["samples"]):
+        identifier = str(entry["id"])
+        if identifier not in rows:
+            raise PlanError(
+                f"microbatch {values['id']} runs sample {identifier!r}; expected one of the "
+                f"plan's {len(rows)} samples"
+            )
+        placements.append(
+            Placement(
+                sample=rows[identifier],
+                ranks=tuple(cast(list[int], entry["ranks"])),
+                encoders=tuple(cast(list[int], entry["encoders"])),
+            )
+        )
+    parts = cast(dict[str, object], values["parts"])
+    return MicroBatch(
+        ranks=tuple(cast(list[int], values["ranks"])),
+        placements=tuple(placements),
+        tokens_per_rank=tuple(cast(list[int], values["tokens_per_rank"])),
+        encoder_tokens_per_rank=tuple(cast(list[int], values["encoder_tokens_per_rank"])),
+        ticks=_ticks(values["seconds"]),
+        start=_ticks(values["start"]),
+        parts=Parts(**{key: _ticks(parts[key]) for key in Parts._fields}),
+    )
+
+
+def _read(values: dict[str, object]) -> StepPlan:
+    table = _table(cast(list[dict[str, object]], values["samples"]))
+    rows = {identifier: row for row, identifier in enumerate(table.ids)}
+    entries = cast(list[dict[str, object]], values["microbatches"])
+    if [entry["id"] for entry in entries] != list(range(len(entries))):
+        raise PlanError("microbatch ids are not 0, 1, 2, ... in order; the order is the global one")
+    homogeneous = cast(dict[str, object], values["homogeneous"])
+    sync, chosen = values["sync"], values["chosen"]
+    if sync not in ("step", "microbatch"):
+        raise PlanError(f"sync is {sync!r}; expected 'step' or 'microbatch'")
+    if chosen not in ("dynamic", "homogeneous"):
+        raise PlanError(f"chosen is {chosen!r}; expected 'dynamic' or 'homogeneous'")
+    waves = cast(list[dict[str, object]], values["waves"] if sync == "microbatch" else [])
+
+    def number(key: str) -> int:
+        return int(cast(int, values[key]))
+
+    return StepPlan(
+        step=number("step"),
+        sync=cast(Sync, sync),
+        ranks=number("ranks"),
+        ranks_per_node=number("ranks_per_node"),
+        capacity=number("capacity"),
+        encoder_capacity=number("encoder_capacity"),
+        samples=table,
+        microbatches=tuple(_read_microbatch(entry, rows) for entry in entries),
+        queues=tuple(tuple(queue) for queue in cast(list[list[int | None]], values["queues"])),
+        makespan=_ticks(values["makespan"]),
+        lower_bound=_ticks(values["lower_bound"]),
+        homogeneous_degree=int(cast(int, homogeneous["degree"])),
+        homogeneous_makespan=_ticks(homogeneous["makespan"]),
+        chosen="dynamic" if chosen == "dynamic" else "homogeneous",
+        plan_seconds=float(cast(float, values["plan_seconds"])),
+        costs=str(values["costs"]),
+        waves=tuple(
+            Wave(*(_ticks(wave[key]) for key in ("start", "encoder", "llm"))) for wave in waves
+        ),
+    )

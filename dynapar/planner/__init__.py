@@ -1,0 +1,144 @@
+"""Decide which ranks run which samples of a step, from lengths, costs and memory alone.
+
+A plan is a pure function of its arguments: integers, stable sorts, ties by index. So every rank
+computes the same one, and none has to be sent.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from dynapar.cluster import Cluster
+from dynapar.costs import Costs
+from dynapar.errors import PlanError
+from dynapar.meta import SampleTable
+from dynapar.packing.ticks import Layout
+from dynapar.plan import StepPlan
+from dynapar.planner.build import assemble as assemble
+from dynapar.planner.build import to_plan
+from dynapar.planner.config import PlannerConfig as PlannerConfig
+from dynapar.planner.homogeneous import at_degree, best_homogeneous, fits_all
+from dynapar.planner.problem import Candidate, Problem, longest_first, make_problem, price
+from dynapar.planner.random import random_plan as random_plan
+from dynapar.planner.step import best_step
+from dynapar.planner.waves import best_waves
+
+
+def plan_step(
+    samples: SampleTable, *, step: int, cluster: Cluster, costs: Costs, config: PlannerConfig
+) -> StepPlan:
+    """Place a step's samples so that all ranks finish early, within memory.
+
+    Long samples are shared by rings of ranks, short ones packed on single ranks or on rings that
+    have time left; several such schedules are built, improved and simulated, the best homogeneous
+    one among them, and the shortest is taken.
+
+    Args:
+        samples: The whole global batch; none at all gives empty queues.
+        step: Number of the step.
+        cluster: The ranks.
+        costs: What work costs.
+        config: Capacities, `sync`, `gate`.
+
+    Raises:
+        PlanError: A sample cannot be placed; the message names it, the limit and the remedies.
+    """
+    began = time.perf_counter()
+    problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
+    if not len(samples):
+        return _empty(problem, began)
+    order = longest_first(problem)
+    bound = problem.bound()
+    find = best_waves if problem.lockstep else best_step
+    dynamic = find(problem, order, bound)
+    degree, homogeneous = best_homogeneous(problem, order)
+    if homogeneous is not None:
+        within = homogeneous.makespan * (1.0 - config.gate)
+        if homogeneous.makespan <= dynamic.makespan or dynamic.makespan >= within > 0:
+            return to_plan(
+                problem,
+                homogeneous,
+                bound=bound,
+                homogeneous=(degree, homogeneous.makespan),
+                chosen="homogeneous",
+                seconds=time.perf_counter() - began,
+            )
+    return to_plan(
+        problem,
+        dynamic,
+        bound=bound,
+        homogeneous=(degree, homogeneous.makespan if homogeneous else 0),
+        chosen="dynamic",
+        seconds=time.perf_counter() - began,
+    )
+
+
+def homogeneous_plan(
+    samples: SampleTable,
+    *,
+    degree: int | None,
+    step: int,
+    cluster: Cluster,
+    costs: Costs,
+    config: PlannerConfig,
+) -> StepPlan:
+    """Place a step's samples, all at one degree.
+
+    Args:
+        samples: The whole global batch.
+        degree: Ranks of every sample; None for the degree that ends first.
+        step: Number of the step.
+        cluster: The ranks.
+        costs: What work costs.
+        config: Capacities and `sync`.
+
+    Raises:
+        PlanError: The degree is not one of the cluster's, or some sample does not fit at it.
+    """
+    began = time.perf_counter()
+    problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
+    if degree is not None and degree not in cluster.degrees(config.max_degree):
+        raise PlanError(
+            f"degree is {degree}; cluster {cluster} allows "
+            f"{', '.join(map(str, cluster.degrees(config.max_degree)))}"
+        )
+    if not len(samples):
+        return _empty(problem, began)
+    order = longest_first(problem)
+    if degree is None:
+        degree, found = best_homogeneous(problem, order)
+    else:
+        found = at_degree(problem, order, degree) if fits_all(problem, degree) else None
+    if found is None:
+        what = f"degree {degree}" if degree else "any single degree"
+        longest = int(np.argmax(problem.jobs.tokens))
+        raise PlanError(
+            f"the step does not fit at {what}: its longest sample {samples.ids[longest]!r} has "
+            f"{int(problem.jobs.tokens[longest]):,} tokens, capacity is {config.capacity:,}. "
+            f"Raise capacity or the degree"
+        )
+    return to_plan(
+        problem,
+        found,
+        bound=problem.bound(),
+        homogeneous=(degree, found.makespan),
+        chosen="homogeneous",
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _empty(problem: Problem, began: float) -> StepPlan:
+    """A plan without samples: every queue is empty."""
+    none = np.zeros(0, np.int64)
+    layout = Layout(none, none, none, np.zeros(1, np.int64), none, none, none, none)
+    found: Candidate = price(problem, layout)
+    return to_plan(
+        problem,
+        found,
+        bound=0,
+        homogeneous=(0, 0),
+        chosen="dynamic",
+        seconds=time.perf_counter() - began,
+    )

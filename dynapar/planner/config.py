@@ -1,0 +1,39 @@
+"""What a user may say about planning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynapar.errors import ConfigError
+from dynapar.plan import Sync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerConfig:
+    """How steps are planned."""
+
+    capacity: int
+    """LLM tokens that one rank may hold in one microbatch."""
+    encoder_capacity: int
+    """Encoder tokens that one rank may encode in one microbatch."""
+    sync: Sync = "step"
+    """Where ranks meet: "step" (DDP) or "microbatch" (fully sharded parameters)."""
+    gate: float = 0.0
+    """The homogeneous plan is taken unless the dynamic one is shorter by more than this share."""
+    max_degree: int | None = None
+    """Ranks of the largest ring; None for all of the cluster's."""
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "encoder_capacity"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"PlannerConfig.{name} is {value}; expected 1 or more")
+        if self.sync not in ("step", "microbatch"):
+            raise ConfigError(
+                f"PlannerConfig.sync is {self.sync!r}; expected 'step' or 'microbatch'"
+            )
+        if not 0.0 <= self.gate < 1.0:
+            raise ConfigError(f"PlannerConfig.gate is {self.gate}; expected 0 or more, below 1")
+        if self.max_degree is not None and self.max_degree < 1:
+            raise ConfigError(
+                f"PlannerConfig.max_degree is {self.max_degree}; expected 1 or more, or none"
+            )

@@ -1,0 +1,86 @@
+"""The best layout with one degree for all samples: what a dynamic plan must not be worse than."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynapar.packing.moldable import construct_groups, fits, work_at_degree
+from dynapar.packing.search import improve
+from dynapar.packing.ticks import IntArray
+from dynapar.planner.problem import Candidate, Problem, candidate
+
+ROUNDS = 200
+"""Rounds of local search, and two more a rank."""
+MORE_WAVES = 4
+"""Waves tried beyond the fewest that hold all tokens."""
+
+
+def homogeneous_degrees(problem: Problem) -> tuple[int, ...]:
+    """Degrees that divide a node, and those across nodes that divide the cluster; all that fit."""
+    limits = problem.limits
+    inside = [d for d in range(1, limits.node + 1) if limits.node % d == 0]
+    wide = range(limits.node + limits.grain, limits.ranks + 1, limits.grain)
+    degrees = inside + [d for d in wide if limits.ranks % d == 0]
+    return tuple(d for d in degrees if d <= limits.largest and fits_all(problem, d))
+
+
+def fits_all(problem: Problem, degree: int) -> bool:
+    """Whether every sample keeps within both capacities at this degree."""
+    jobs, limits = problem.jobs, problem.limits
+    if -(-int(jobs.tokens.max(initial=0)) // degree) > limits.capacity:
+        return False
+    return all(fits(jobs, i, degree, limits) for i in _suspects(problem, degree))
+
+
+def _suspects(problem: Problem, degree: int) -> Sequence[int]:
+    jobs, limits = problem.jobs, problem.limits
+    share = (limits.capacity - 1) * degree
+    heavy = (jobs.tokens > share) | (jobs.encoder_tokens > limits.encoder_capacity)
+    if degree > 1:
+        heavy |= jobs.tokens < 2 * degree
+    return [int(i) for i in np.flatnonzero(heavy)]
+
+
+def best_homogeneous(problem: Problem, order: IntArray) -> tuple[int, Candidate | None]:
+    """The best degree and its layout; (0, None) where no single degree fits all samples."""
+    limits, constants = problem.limits, problem.constants
+    degrees = homogeneous_degrees(problem)
+    work = {d: int(work_at_degree(problem.jobs, d, limits, constants)) for d in degrees}
+    best_degree, best = 0, None
+    for degree in sorted(degrees, key=lambda d: (work[d], d)):
+        if best is not None and work[degree] >= best.makespan * limits.ranks:
+            continue
+        found = at_degree(problem, order, degree)
+        if found is not None and (best is None or found.makespan < best.makespan):
+            best_degree, best = degree, found
+    return best_degree, best
+
+
+def at_degree(problem: Problem, order: IntArray, degree: int) -> Candidate | None:
+    """The best layout found at one degree; None where it does not fit."""
+    limits = problem.limits
+    work = int(work_at_degree(problem.jobs, degree, limits, problem.constants))
+    usable = limits.ranks // degree * degree
+    if degree <= limits.node:
+        usable = limits.ranks // limits.node * (limits.node // degree) * degree
+    least = -(-int(problem.jobs.tokens.sum()) // (limits.ranks * limits.capacity))
+    wide = degree > limits.node and limits.ranks % degree == 0
+    block = degree if wide else None
+    best: Candidate | None = None
+    options = range(max(1, least), max(1, least) + MORE_WAVES + least // 3)
+    for waves in options if problem.lockstep else (0,):
+        target = work // usable + problem.constants.fixed
+        for best_fit, goal in ((False, target), (True, target + target // 50)):
+            done, strip = construct_groups(
+                order, goal, degree, best_fit, waves, problem.jobs, limits, problem.constants
+            )
+            if not done:
+                continue
+            rounds = ROUNDS + 2 * limits.ranks
+            improve(strip, rounds, target, problem.jobs, limits, problem.constants)
+            found = candidate(problem, strip, waves=waves, block=block)
+            if found is not None and (best is None or found.makespan < best.makespan):
+                best = found
+    return best

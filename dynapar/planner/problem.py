@@ -1,0 +1,185 @@
+"""One step's planning problem as arrays, and what a layout of it is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dynapar.cluster import Cluster
+from dynapar.costs import Costs, coefficients
+from dynapar.errors import PlanError
+from dynapar.meta import SampleTable
+from dynapar.packing.balance import lay_out
+from dynapar.packing.bounds import lower_bound
+from dynapar.packing.moldable import Jobs, Limits, Strip, describe, fits
+from dynapar.packing.ticks import (
+    Coefficients,
+    IntArray,
+    Layout,
+    Loads,
+    microbatch_ticks,
+    queue_starts,
+    wave_parts,
+)
+from dynapar.planner.config import PlannerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What the kernels need to know of one step; every array is contiguous and writable."""
+
+    samples: SampleTable
+    step: int
+    cluster: Cluster
+    costs: Costs
+    config: PlannerConfig
+    jobs: Jobs
+    unit_offsets: IntArray
+    unit_tokens: IntArray
+    limits: Limits
+    constants: Coefficients
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether ranks meet in waves."""
+        return self.config.sync == "microbatch"
+
+    def bound(self) -> int:
+        """The proven lower bound of the makespan, in ticks."""
+        return int(lower_bound(self.lockstep, self.jobs, self.limits, self.constants))
+
+
+class Candidate(NamedTuple):
+    """A layout that keeps within all limits, and what it is worth."""
+
+    makespan: int
+    layout: Layout
+    loads: Loads
+    starts: IntArray
+    """(B,) start of each microbatch."""
+    waves: IntArray
+    """(waves, 2) encoder and LLM ticks; no rows where ranks meet once."""
+
+
+def make_problem(
+    samples: SampleTable, *, step: int, cluster: Cluster, costs: Costs, config: PlannerConfig
+) -> Problem:
+    """Check that every sample can be placed, and lay the step out as arrays.
+
+    Raises:
+        PlanError: A sample is longer than all ranks that may share it hold, or an encoder unit is
+            larger than a rank may encode; the message names it.
+    """
+    degrees = cluster.degrees(config.max_degree)
+    constants = coefficients(costs, ranks_per_node=cluster.ranks_per_node)
+    limits = Limits(
+        ranks=cluster.ranks,
+        node=cluster.ranks_per_node,
+        grain=cluster.half_node,
+        largest=degrees[-1],
+        capacity=config.capacity,
+        encoder_capacity=config.encoder_capacity,
+    )
+    # Copies: kernels are compiled for writable contiguous arrays alone.
+    offsets = np.array(samples.unit_offsets, np.int64)
+    units = np.array(samples.unit_tokens, np.int64)
+    jobs = describe(np.array(samples.llm_tokens, np.int64), offsets, units, constants)
+    problem = Problem(
+        samples=samples,
+        step=step,
+        cluster=cluster,
+        costs=costs,
+        config=config,
+        jobs=jobs,
+        unit_offsets=offsets,
+        unit_tokens=units,
+        limits=limits,
+        constants=constants,
+    )
+    _check_sizes(problem, degrees)
+    return problem
+
+
+def _check_sizes(problem: Problem, degrees: tuple[int, ...]) -> None:
+    config, jobs, largest = problem.config, problem.jobs, degrees[-1]
+    for i in np.flatnonzero(jobs.unit_size > config.encoder_capacity):
+        raise PlanError(
+            f"sample {problem.samples.ids[i]!r} has an encoder unit of {jobs.unit_size[i]:,} "
+            f"encoder tokens; encoder_capacity is {config.encoder_capacity:,}. Raise "
+            f"encoder_capacity, or leave the sample out"
+        )
+    easy = (jobs.tokens <= config.capacity) & (jobs.encoder_tokens <= config.encoder_capacity)
+    for i in np.flatnonzero(~easy):
+        if any(fits(jobs, i, degree, problem.limits) for degree in degrees):
+            continue
+        name = problem.samples.ids[i]
+        ranks = f"{largest} ranks" if largest > 1 else "1 rank"
+        if largest < problem.cluster.ranks:
+            ranks += f" (max_degree {config.max_degree})"
+        tokens, most = int(jobs.tokens[i]), largest * config.capacity
+        if tokens > most:
+            raise PlanError(
+                f"sample {name!r} has {tokens:,} tokens; {ranks} x capacity "
+                f"{config.capacity:,} hold {most:,}. Raise capacity, add ranks, or leave the "
+                f"sample out"
+            )
+        encoded = int(jobs.encoder_tokens[i])
+        raise PlanError(
+            f"sample {name!r} has {tokens:,} tokens and {encoded:,} encoder tokens in "
+            f"{jobs.units[i]} units, which no degree up to {largest} deals out within capacity "
+            f"{config.capacity:,} and encoder_capacity {config.encoder_capacity:,}. Raise them, "
+            f"add ranks, or leave the sample out"
+        )
+
+
+def price(problem: Problem, layout: Layout) -> Candidate:
+    """Simulate a layout: its loads, starts, waves and makespan."""
+    loads = microbatch_ticks(
+        layout,
+        problem.jobs.tokens,
+        problem.unit_offsets,
+        problem.unit_tokens,
+        problem.constants,
+    )
+    if not problem.lockstep:
+        starts, makespan = queue_starts(layout, loads.ticks, problem.limits.ranks)
+        return Candidate(int(makespan), layout, loads, starts, np.zeros((0, 2), np.int64))
+    count = int(layout.wave[-1]) + 1 if len(layout.wave) else 0
+    waves = wave_parts(layout, loads, count, problem.constants)
+    ends = np.cumsum(waves.sum(axis=1))
+    begins = np.concatenate((np.zeros(1, np.int64), ends))
+    return Candidate(int(begins[-1]), layout, loads, begins[layout.wave], waves)
+
+
+def candidate(
+    problem: Problem, strip: Strip, *, waves: int, block: int | None = None
+) -> Candidate | None:
+    """Lay a finished strip out and price it; None where it does not keep within the capacities."""
+    done, layout = arrange(problem, strip, waves=waves, block=block)
+    return price(problem, layout) if done else None
+
+
+def arrange(
+    problem: Problem, strip: Strip, *, waves: int, block: int | None = None
+) -> tuple[bool, Layout]:
+    """Lay a finished strip out; the flag says whether it keeps within the capacities."""
+    return lay_out(
+        strip,
+        waves,
+        block or problem.limits.node,
+        problem.jobs,
+        problem.unit_offsets,
+        problem.unit_tokens,
+        problem.limits,
+        problem.constants,
+    )
+
+
+def longest_first(problem: Problem) -> IntArray:
+    """(n,) samples by work, most first; ties by row."""
+    jobs, constants = problem.jobs, problem.constants
+    share = constants.attention_pair * jobs.tokens.astype(np.float64)
+    work = jobs.tokens * (constants.linear_token + share) + jobs.encoder_ticks
+    return np.argsort(-work, kind="stable").astype(np.int64)

@@ -1,0 +1,226 @@
+"""The dynamic candidates where ranks meet in waves.
+
+A wave is as long as its slowest rank, so waves led by the longest samples are peeled off first,
+while they idle little; what is left shares one target over all its waves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dynapar.packing.moldable import construct, shared_work
+from dynapar.packing.peel import leader_targets
+from dynapar.packing.search import improve
+from dynapar.packing.ticks import IntArray, Layout
+from dynapar.planner.problem import Candidate, Problem, arrange, price
+from dynapar.planner.step import FEW, GOOD, Setting, one_by_one, settings
+
+PEELED = 8
+"""Most waves that are peeled off."""
+LEADERS = 4096
+"""Samples that are looked at to size a peeled wave."""
+LEAST_FILL = 0.75
+"""A wave that is less full than this is not worth peeling."""
+ROUNDS = 100
+"""Rounds of local search, and one more a rank and wave."""
+
+
+class Way(NamedTuple):
+    """Some waves peeled off, and the samples that are left."""
+
+    order: IntArray
+    peeled: tuple[Layout, ...]
+    spent: int
+    """Ticks of the peeled waves."""
+
+
+def join(layouts: tuple[Layout, ...]) -> Layout:
+    """One layout of several that hold different samples, wave after wave.
+
+    Each layout has columns for all samples, of which it fills its own; units follow samples.
+    """
+    first = layouts[0]
+    wave, offsets, order = [], [np.zeros(1, np.int64)], []
+    sample_first, sample_degree = first.sample_first.copy(), first.sample_degree.copy()
+    unit_rank = first.unit_rank.copy()
+    waves, samples = 0, 0
+    for layout in layouts:
+        own = layout.order[: layout.offsets[-1]]
+        wave.append(layout.wave + waves)
+        offsets.append(layout.offsets[1:] + samples)
+        order.append(own)
+        sample_first[own] = layout.sample_first[own]
+        sample_degree[own] = layout.sample_degree[own]
+        unit_rank = np.maximum(unit_rank, layout.unit_rank)
+        waves += int(layout.wave.max(initial=-1)) + 1
+        samples += len(own)
+    return Layout(
+        first=np.concatenate([layout.first for layout in layouts]),
+        width=np.concatenate([layout.width for layout in layouts]),
+        wave=np.concatenate(wave),
+        offsets=np.concatenate(offsets),
+        order=np.concatenate(order),
+        sample_first=sample_first,
+        sample_degree=sample_degree,
+        unit_rank=unit_rank,
+    )
+
+
+def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
+    """The best dynamic layout found; the first within `GOOD` of the bound ends the search."""
+    search = _Search(problem, bound)
+    few = len(order) <= FEW
+    found = []
+    for way in search.promising(order):
+        if search.fill_up(way, found):
+            return search.result(order)
+    found.sort(key=lambda entry: entry[0])
+    tried = 0
+    choices = settings(problem)
+    for value, waves, way in found[: 3 if few else 2]:
+        for setting in choices:
+            if value > found[0][0] * 1.02 and tried > len(choices) and not few:
+                break
+            search.attempt(way, waves, setting)
+            tried += 1
+            if search.good:
+                return search.result(order)
+    return search.result(order)
+
+
+class _Search:
+    """The best candidate so far, and what to try next."""
+
+    def __init__(self, problem: Problem, bound: int) -> None:
+        self.problem = problem
+        self.bound = bound
+        self.best: Candidate | None = None
+        limits, costs = problem.limits, problem.constants
+        tokens = problem.jobs.tokens.astype(np.float64)
+        attention = costs.attention_pair * tokens * (tokens + costs.attention_half)
+        work = costs.linear_token * tokens + attention + problem.jobs.encoder_ticks
+        self.work = work.astype(np.int64)
+        self.least = max(costs.fixed + costs.linear_rank, costs.llm_floor)
+        self.room = limits.ranks * limits.capacity
+        self.overhead = costs.fixed + costs.linear_rank
+
+    @property
+    def good(self) -> bool:
+        return self.best is not None and self.best.makespan <= self.bound * (1 + GOOD)
+
+    def result(self, order: IntArray) -> Candidate:
+        return self.best if self.best is not None else one_by_one(self.problem, order)
+
+    def fewest(self, order: IntArray, fill: float = 1.0) -> int:
+        """Waves that hold the tokens of these samples, filled to this share."""
+        tokens = int(self.problem.jobs.tokens[order].sum())
+        return max(1, -int(-tokens // (self.room * fill)))
+
+    def even(self, order: IntArray, waves: int) -> int:
+        """Length of a wave were all work spread evenly."""
+        return self.overhead + int(self.work[order].sum()) // (self.problem.limits.ranks * waves)
+
+    def promising(self, order: IntArray) -> list[Way]:
+        """Nothing peeled, one wave peeled, two, ...: the three that promise most."""
+        ways = [Way(order, (), 0)]
+        while len(ways) <= PEELED:
+            way = self._peel(ways[-1])
+            if way is None:
+                break
+            ways.append(way)
+        return sorted(ways, key=self._promise)[:3]
+
+    def _promise(self, way: Way) -> int:
+        if not len(way.order):
+            return way.spent
+        problem = self.problem
+        waves = self.fewest(way.order, 0.99)
+        target = max(self.even(way.order, waves), self.least)
+        shared = int(
+            shared_work(problem.jobs, way.order, target, problem.limits, problem.constants)
+        )
+        length = self.overhead * waves + shared // problem.limits.ranks
+        return way.spent + max(length, self.least * waves)
+
+    def _peel(self, way: Way) -> Way | None:
+        """Peel the fullest wave that the longest sample can lead; None where none is full."""
+        problem, order = self.problem, way.order
+        if not len(order):
+            return None
+        if self.work[order[0]] + self.overhead <= self.even(order, self.fewest(order)):
+            return None
+        targets, fills = leader_targets(
+            order[:LEADERS], self.work, problem.jobs, problem.limits, problem.constants
+        )
+        width = min(2, problem.limits.node, problem.limits.largest)
+        best, best_fill = None, LEAST_FILL
+        for k in np.argsort(-fills, kind="stable")[:3]:
+            done, strip = construct(
+                order, int(targets[k]), width, width, True, True, 1,
+                problem.jobs, problem.limits, problem.constants,
+            )  # fmt: skip
+            inside = strip.microbatch[order] >= 0
+            if not done or not inside.any():
+                continue
+            placed, layout = arrange(problem, strip, waves=1)
+            if not placed:
+                continue
+            length = price(problem, layout).makespan
+            fill = int(self.work[order[inside]].sum()) / (
+                problem.limits.ranks * max(1, length - self.overhead)
+            )
+            if fill > best_fill:
+                best = Way(order[~inside], (*way.peeled, layout), way.spent + length)
+                best_fill = fill
+        return best
+
+    def fill_up(self, way: Way, found: list[tuple[int, int, Way]]) -> bool:
+        """Try the fewest waves for what is left, then more while that helps; True when good."""
+        fewest = self.fewest(way.order)
+        node = min(self.problem.limits.node, self.problem.limits.largest)
+        a_rank = len(way.order) / (self.problem.limits.ranks * fewest)
+        setting = Setting(102, min(node, 4 if a_rank <= 4 else 2), 1, False)
+        last: int | None = None
+        for waves in range(fewest, max(fewest + 2, fewest * 7 // 5 + 1) + 1):
+            value = self.attempt(way, waves, setting)
+            if self.good:
+                return True
+            if value is not None and len(way.order):
+                found.append((value, waves, way))
+            if not len(way.order) or (last is not None and (value is None or value > last)):
+                break
+            last = value if value is not None else last
+        return False
+
+    def attempt(self, way: Way, waves: int, setting: Setting) -> int | None:
+        """Build the rest of a way in so many waves; its value, None where it does not fit."""
+        problem = self.problem
+        layouts = way.peeled
+        if len(way.order):
+            target = max(self.even(way.order, waves), self.least)
+            if waves == 1:  # the longest sample may rule, not the work
+                target = max(target, self.bound - way.spent)
+            done, strip = construct(
+                way.order, target * setting.percent // 100, setting.width, setting.ride,
+                setting.best_fit, False, waves, problem.jobs, problem.limits, problem.constants,
+            )  # fmt: skip
+            if not done:
+                return None
+            count = int(strip.counts[1])
+            rank_ticks = int((strip.machine_end * strip.machine_width)[:count].sum())
+            mean = rank_ticks // max(1, int(strip.machine_width[:count].sum()))
+            rounds = ROUNDS + problem.limits.ranks * waves
+            improve(
+                strip, rounds, mean + mean // 1000,
+                problem.jobs, problem.limits, problem.constants,
+            )  # fmt: skip
+            placed, layout = arrange(problem, strip, waves=waves)
+            if not placed:
+                return None
+            layouts = (*layouts, layout)
+        found = price(problem, join(layouts))
+        if self.best is None or found.makespan < self.best.makespan:
+            self.best = found
+        return found.makespan
