@@ -74,6 +74,8 @@ class Call:
 
     def to(self, device: torch.device) -> Call:
         """The call with its index tensors on another device."""
+        if isinstance(self.q_rows, slice) and isinstance(self.k_rows, slice) and not self.starts:
+            return self
         rows = [x if isinstance(x, slice) else x.to(device) for x in (self.q_rows, self.k_rows)]
         starts = self.starts and (self.starts[0].to(device), self.starts[1].to(device))
         return replace(self, q_rows=rows[0], k_rows=rows[1], starts=starts)

@@ -19,13 +19,16 @@ Rows = slice | Tensor
 
 def take(x: Tensor, rows: Rows) -> Tensor:
     """Some rows of `x`: a view for a slice, a copy for a list of rows."""
-    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+    if isinstance(rows, slice):
+        # Much quicker than indexing, and there is a call for each short sequence.
+        return x.narrow(0, rows.start, rows.stop - rows.start)
+    return x.index_select(0, rows)
 
 
 def put_(x: Tensor, rows: Rows, value: Tensor) -> None:
     """Overwrite some rows of `x`, in place."""
     if isinstance(rows, slice):
-        x[rows] = value
+        take(x, rows).copy_(value)
     else:
         x.index_copy_(0, rows, value.to(x.dtype))
 
@@ -33,7 +36,7 @@ def put_(x: Tensor, rows: Rows, value: Tensor) -> None:
 def add_(x: Tensor, rows: Rows, value: Tensor) -> None:
     """Add to some rows of `x` in the precision of `x`, in place."""
     if isinstance(rows, slice):
-        x[rows] += value
+        take(x, rows).add_(value)
     else:
         x.index_add_(0, rows, value.to(x.dtype))
 

@@ -67,7 +67,7 @@ class PositionPlan:
                     rows = call.q_rows if isinstance(call.q_rows, slice) else call.q_rows.numpy()
                     first = not touched[rows].any()
                     touched[rows] = True
-                    calls.append(replace(call, first=first).to(device))
+                    calls.append((replace(call, first=True) if first else call).to(device))
                 arranged[source] = tuple(calls)
             self._calls[key] = tuple(arranged)
         return self._calls[key]

@@ -1,0 +1,83 @@
+"""Any ring in one process: degrees, kernels and masks that four ranks on two cores do not reach."""
+
+import torch
+from hypothesis import given, settings
+
+from dynapar.attention import staged
+from dynapar.attention.bands import Bands, causal, full, window
+from dynapar.attention.kernels_cpu import CpuFlash
+from dynapar.attention.plan import AttentionPlan, plan_attention
+from tests.attention.loopback import LoopbackTransport, run_loopback
+from tests.attention.test_ring import Case, inputs, run, wanted, worst
+from tests.attention.test_tiles import plans
+
+F64 = torch.float64
+
+
+def check(plan: AttentionPlan, bands: list[Bands], kernel: str) -> None:
+    case = Case(plan.lengths, tuple(bands))
+    whole, _ = inputs(case, F64)
+    want = wanted(case, whole, None)
+    ranks = list(range(plan.degree))[::-1]
+
+    def rank(transport: LoopbackTransport) -> float:
+        got, index = run(plan, ranks, transport, whole, F64, kernel=kernel)
+        return worst(got, want, index)
+
+    assert max(run_loopback(plan.degree, rank)) < 1e-12
+
+
+@settings(max_examples=40)
+@given(plans())
+def test_any_ring_with_the_cpu_kernel(planned: tuple[AttentionPlan, list[Bands]]) -> None:
+    check(*planned, "cpu_flash")
+
+
+@settings(max_examples=40)
+@given(plans())
+def test_any_ring_with_the_math_kernel(planned: tuple[AttentionPlan, list[Bands]]) -> None:
+    check(*planned, "math")
+
+
+def test_degree_12() -> None:
+    lengths = [301, 17, 3]
+    bands = [causal(301), full(17), causal(3)]
+    check(plan_attention(lengths, degree=12, bands=bands), bands, "auto")
+
+
+def test_a_wrong_band_is_noticed() -> None:
+    """The checks above can fail: shift the diagonal by one token."""
+    lengths = [60, 33]
+    wrong = [(band[0]._replace(lo=1),) for band in map(causal, lengths)]
+    plan = plan_attention(lengths, degree=2, bands=wrong)
+    case = Case(tuple(lengths), tuple(map(causal, lengths)))
+    whole, _ = inputs(case, F64)
+    want = wanted(case, whole, None)
+
+    def rank(transport: LoopbackTransport) -> float:
+        got, index = run(plan, [0, 1], transport, whole, F64)
+        return worst(got, want, index)
+
+    assert min(run_loopback(2, rank)) > 0.1
+
+
+def test_large_masked_tiles_are_cut_in_blocks_of_rows() -> None:
+    """Longer than one block, on two positions, with a window: each block has its own corner."""
+    bands = [window(1300, width=200)]
+    check(plan_attention([1300], degree=2, bands=bands), bands, "cpu_flash")
+
+
+def test_bytes_on_the_wire_are_those_of_the_needed_rows() -> None:
+    lengths = [400, 90]
+    plan = plan_attention(lengths, degree=4, bands=[causal(n) for n in lengths])
+    q, k = torch.zeros(490, 4, 8), torch.zeros(490, 2, 8)
+
+    def rank(transport: LoopbackTransport) -> int:
+        bound = plan.bind(ranks=[0, 1, 2, 3], transport=transport)
+        index = torch.from_numpy(plan.index(bound.position))
+        setting = staged.Setting(plan=bound, kernel=CpuFlash(), scale=1.0, softcap=None)
+        staged.forward(q[index], k[index], k[index], None, setting)
+        return transport.sent
+
+    needed = sum(plan.fetched(position) for position in range(4))
+    assert sum(run_loopback(4, rank)) == needed * 2 * 2 * 8 * 4
