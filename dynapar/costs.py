@@ -195,12 +195,12 @@ def costs_from_json(values: Json, *, where: str = "costs") -> Costs:
         raise CostsError(f"{where} needs a text `name` and a true or false `measured`")
     if isinstance(prior, bool) or not isinstance(prior, (int, float)):
         raise CostsError(f"{where}.contention_prior is {prior!r}; expected a number")
-    sections = {
+    sections: dict[str, object] = {
         key: _section(kind, values[key], f"{where}.{key}")
         for key, kind in _SECTIONS.items()
         if key in values
     }
-    return Costs(name=name, measured=measured, contention_prior=float(prior), **sections)
+    return Costs(name=name, measured=measured, contention_prior=float(prior), **sections)  # type: ignore[arg-type]
 
 
 def costs_to_json(costs: Costs) -> dict[str, Json]:

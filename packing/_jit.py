@@ -1,8 +1,9 @@
 """The one way in which kernels are compiled.
 
 numba keeps compiled code on disk and notices that a file changed, but not that a file from which
-it inlined something did: a rank could go on planning with yesterday's costs. So each kernel's
-cache is stamped with all sources of this package.
+it inlined something did: a rank could go on planning with yesterday's arithmetic. And it cannot
+read an index that names a class which has moved since. So each kernel's cache bears a version that
+covers all sources of this package, which numba compares before it reads anything else.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ R = TypeVar("R")
 
 
 @cache
-def sources_stamp() -> tuple[str, int]:
-    """A digest of every source file of this package, in the form of numba's own stamps."""
+def sources_version() -> str:
+    """The version of numba, and a digest of every source file of this package."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest(), 0
+    return f"{numba.__version__}+{digest.hexdigest()}"
 
 
 def kernel(fn: Callable[P, R]) -> Callable[P, R]:
@@ -34,5 +35,5 @@ def kernel(fn: Callable[P, R]) -> Callable[P, R]:
     Never with fastmath: equal input must give equal output on every rank.
     """
     dispatcher = numba.njit(cache=True, nogil=True)(fn)
-    dispatcher._cache._cache_file._source_stamp = sources_stamp()
+    dispatcher._cache._cache_file._version = sources_version()  # type: ignore[attr-defined]
     return cast(Callable[P, R], dispatcher)

@@ -6,7 +6,8 @@ import numpy as np
 
 from ._jit import kernel
 from .bins import settle
-from .moldable import Jobs, Limits, Strip, job_ticks, overhead, remainder
+from .moldable import Jobs, Limits, job_ticks, overhead, remainder
+from .strip import Strip
 from .ticks import Coefficients, IntArray, Layout
 
 
@@ -76,7 +77,9 @@ def fold(
 
 
 @kernel
-def _sequence(strip: Strip, ticks: IntArray, wave: IntArray, first: IntArray, waves: int) -> IntArray:
+def _sequence(
+    strip: Strip, ticks: IntArray, wave: IntArray, first: IntArray, waves: int
+) -> IntArray:
     """Non-empty microbatches in global order: by wave, else by start; ties by rank."""
     begin = np.zeros(strip.counts[0], np.int64)
     if waves > 0:

@@ -73,8 +73,10 @@ def _spread(
     degree: IntArray,
     load: IntArray,
 ) -> int:
-    """Share the first `len(samples) - whole` samples over all ranks; the others go whole, longest
-    first, to the rank of least load. Returns the latency, or -1 where one finds no room.
+    """Share the first `len(samples) - whole` samples over all ranks, keep the others whole.
+
+    Those go, longest first, to the rank of least load. Returns the latency, or -1 where a sample
+    finds no room.
     """
     held = np.zeros(width, np.int64)
     busy = np.zeros(width, np.bool_)

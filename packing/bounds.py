@@ -10,9 +10,9 @@ Tokens must fit: ceil(s_i / d) <= capacity. Let d0 be the least degree that does
 
 **Work.** d * c_i(d) >= d0 * c_i(d0) - loss for every d >= d0. Before rounding, d * c_i(d) is a
 constant (linear), plus attention_pair * s^2 + growth * d with growth = attention_pair * s *
-attention_half, plus an exchange that never falls with d: (d - 1) * layers * max(0, wire * s -
-attention_pair * s * (s/d + half) / layers), where wire only rises as ranks begin to span nodes (`wire_in_node <= wire_across` is
-assumed).
+attention_half, plus an exchange that never falls with d: (d - 1) * max(0, layers * wire * s -
+attention_pair * s * (s/d + attention_half)), where wire only rises as ranks begin to span nodes
+(wire_in_node <= wire_across is assumed).
 Rounding three terms moves d * c_i(d) by at most 1.5 d. So the difference is at least
 growth * (d - d0) - 1.5 * (d + d0): for d > d0 at least growth - 1.5 - 3 * d0 where growth >= 1.5,
 and at least -1.5 * (largest + d0) otherwise. `loss` makes up for what is below zero.
@@ -31,11 +31,12 @@ encoder units a rank that holds none is idle with L >= f + h to spare: H = max(R
 H >= ceil(tokens / capacity), and a pair's LLM work is at most L - f - h, so a rank's is at most
 that, and H >= ceil(LLM work / (L - f - h)).
 
-**Waves.** In each wave the LLM part is at least m = max(f + h, llm_floor), since each wave runs at
-least one sample, and every rank has f + h in it: paid, or to spare. V >= the least number of waves
-that holds all tokens and all encoder tokens, and all conditions only tighten with more waves. Encoder
-parts last, together, at least max(encoder work / R, encoder_floor * the waves that all encoder
-tokens need, the dearest unit). So LLM work + R * V * (f + h) <= R * (L - that), and V * m <= L - that.
+**Waves.** In each wave the LLM part is at least m = max(f + h, llm_floor), since each wave runs
+at least one sample, and every rank has f + h in it: paid, or to spare. V >= the least number of
+waves that holds all tokens and all encoder tokens, and all conditions only tighten with more waves.
+Encoder parts last, together, at least `apart` = max(encoder work / R, encoder_floor * the waves
+that all encoder tokens need, the dearest unit). So LLM work + R * V * (f + h) <= R * (L - apart),
+and V * m <= L - apart.
 
 Every condition that holds at L holds above it: bisection finds the least L at which all do.
 """

@@ -15,13 +15,13 @@ from ._jit import kernel
 from .moldable import (
     Jobs,
     Limits,
-    Strip,
     dealt_tokens,
     job_ticks,
     overhead,
     remainder,
     share_tokens,
 )
+from .strip import Strip
 from .ticks import Coefficients, IntArray
 
 NEAR = 24
@@ -36,7 +36,7 @@ class Lists(NamedTuple):
     """(m,) first sample of each microbatch, or -1."""
     following: IntArray
     """(n,) the next sample in the same microbatch, or -1."""
-    count: IntArray
+    size: IntArray
     """(m,) samples of each microbatch."""
     machine_head: IntArray
     """(machines,) first microbatch, or -1."""
@@ -72,7 +72,7 @@ def _lists(strip: Strip) -> Lists:
         if b >= 0:
             lists.following[i] = lists.head[b]
             lists.head[b] = i
-            lists.count[b] += 1
+            lists.size[b] += 1
     for b in range(m - 1, -1, -1):
         machine = strip.machine[b]
         if machine >= 0:
@@ -113,9 +113,7 @@ def _partners(ends: IntArray, count: int, turn: int, out: IntArray) -> int:
 
 
 @kernel
-def _room(
-    strip: Strip, b: int, joins: int, leaves: int, jobs: Jobs, limits: Limits
-) -> bool:
+def _room(strip: Strip, b: int, joins: int, leaves: int, jobs: Jobs, limits: Limits) -> bool:
     """Whether microbatch b holds sample `joins` once sample `leaves` (or -1) has gone."""
     width = strip.width[b]
     tokens = strip.tokens[b] + share_tokens(jobs.tokens[joins], width)
@@ -198,7 +196,7 @@ def _find(
         a = lists.head[b]
         while a >= 0:
             ticks = job_ticks(jobs, a, width, costs)
-            left = end - ticks - (overhead(width, costs) if lists.count[b] == 1 else 0)
+            left = end - ticks - (overhead(width, costs) if lists.size[b] == 1 else 0)
             known[:] = -1
             for m in partners:
                 if m == late or strip.machine_end[m] >= end - best.gain:
@@ -210,9 +208,7 @@ def _find(
                     if slot <= limits.node:
                         known[slot] = added
                 if max(strip.machine_end[m] + added, left) < end - best.gain:
-                    best = _best_move(
-                        best, strip, lists, a, m, left, added, end, jobs, limits
-                    )
+                    best = _best_move(best, strip, lists, a, m, left, added, end, jobs, limits)
                 best = _best_swap(
                     best, strip, lists, a, b, m, ticks, added, end, size, jobs, limits, costs
                 )
@@ -233,8 +229,8 @@ def _relocate(strip: Strip, lists: Lists, i: int, to: int, jobs: Jobs) -> None:
         lists.following[p] = lists.following[i]
     lists.following[i] = lists.head[to]
     lists.head[to] = i
-    lists.count[source] -= 1
-    lists.count[to] += 1
+    lists.size[source] -= 1
+    lists.size[to] += 1
     strip.tokens[source] -= share_tokens(jobs.tokens[i], strip.width[source])
     strip.tokens[to] += share_tokens(jobs.tokens[i], strip.width[to])
     strip.encoder_tokens[source] -= jobs.encoder_tokens[i]

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ._jit import kernel
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 LINEAR, ATTENTION, EXCHANGE, ENCODER = 0, 1, 2, 3
 """Columns of `Loads.parts`."""
@@ -103,38 +104,32 @@ class Loads(NamedTuple):
 
 
 @kernel
-def half_up(value: float) -> int:
-    """Round to the nearest integer, halves upward."""
-    return int(floor(value + 0.5))
-
-
-@kernel
 def sample_ticks(tokens: int, degree: int, costs: Coefficients) -> tuple[int, int, int]:
-    """Linear, attention and exchange ticks of a sample, on each of the `degree` ranks that share it."""
+    """Linear, attention, exchange ticks of a sample on each of the `degree` ranks that share it."""
     share = tokens / degree
-    linear = int(floor(costs.linear_token * share + 0.5))
+    linear = floor(costs.linear_token * share + 0.5)
     work = costs.attention_pair * tokens * (share + costs.attention_half)
-    attention = int(floor(work + 0.5))
+    attention = floor(work + 0.5)
     exchange = 0
     if degree > 1:
         wire = costs.wire_in_node if degree <= costs.node else costs.wire_across
         exposed = wire * share - work / (costs.exchange_layers * degree)
         if exposed > 0.0:
-            exchange = int(floor(costs.exchange_layers * (degree - 1) * exposed + 0.5))
+            exchange = floor(costs.exchange_layers * (degree - 1) * exposed + 0.5)
     return linear, attention, exchange
 
 
 @kernel
 def latency_ticks(degree: int, costs: Coefficients) -> int:
     """Hop latency of a microbatch whose largest degree is `degree`."""
-    return int(floor(costs.hop * (degree - 1) + 0.5))
+    return floor(costs.hop * (degree - 1) + 0.5)
 
 
 @kernel
 def unit_ticks(tokens: int, costs: Coefficients) -> int:
     """Ticks of encoding one encoder unit."""
     size = float(tokens)
-    return int(floor(costs.encoder_token * size + costs.encoder_square * size * size + 0.5))
+    return floor(costs.encoder_token * size + costs.encoder_square * size * size + 0.5)
 
 
 @kernel

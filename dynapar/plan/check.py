@@ -7,6 +7,7 @@ derived anew from the samples and compared with what the plan says. All that is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -124,7 +125,7 @@ def _shape_problems(plan: StepPlan, micro: MicroBatch) -> Iterator[str]:
 def _cut(tokens: int, degree: int) -> list[int]:
     """Tokens on each position: zigzag chunks j and 2 * degree - 1 - j."""
     edges = [i * tokens // (2 * degree) for i in range(2 * degree + 1)]
-    chunk = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+    chunk = [b - a for a, b in pairwise(edges)]
     return [chunk[j] + chunk[2 * degree - 1 - j] for j in range(degree)]
 
 
@@ -184,7 +185,7 @@ def _wave_problems(plan: StepPlan) -> Iterator[str]:
     for rank, queue in enumerate(plan.queues):
         for index, entry in enumerate(queue):
             if entry is not None and place.setdefault(entry, index) != index:
-                yield f"microbatch {entry} is in wave {place[entry]} and, on rank {rank}, in {index}"
+                yield f"microbatch {entry} is in waves {place[entry]} and (rank {rank}) {index}"
     for index in range(len(plan.waves)):
         if index not in place.values():
             yield f"wave {index} runs nothing but dummies"

@@ -15,7 +15,7 @@ import numpy as np
 
 from dynapar.errors import PlanError
 from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
-from dynapar.plan.model import MicroBatch, Parts, Placement, StepPlan, Sync, Wave
+from dynapar.plan.model import MicroBatch, Parts, Placement, StepPlan, Wave
 
 VERSION = 1
 TICKS_PER_SECOND = 1_000_000
@@ -53,7 +53,7 @@ def _samples(table: SampleTable) -> Iterable[Json]:
 
 
 def encoder_calls(micro: MicroBatch, table: SampleTable) -> dict[str, int]:
-    """Encoder calls of a microbatch, by encoder: one where any of its ranks encodes, else absent."""
+    """Calls of each encoder in a microbatch: one where any of its ranks encodes, else absent."""
     bits = 0
     for place in micro.placements:
         if place.encoders:
@@ -250,7 +250,7 @@ def _read(values: dict[str, object]) -> StepPlan:
 
     return StepPlan(
         step=number("step"),
-        sync=cast(Sync, sync),
+        sync=sync,
         ranks=number("ranks"),
         ranks_per_node=number("ranks_per_node"),
         capacity=number("capacity"),

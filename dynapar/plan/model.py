@@ -101,7 +101,7 @@ class StepPlan:
 
     @property
     def gap(self) -> float:
-        """makespan / lower_bound - 1; 0 without samples."""
+        """How far the makespan is above the lower bound, as a share; 0 without samples."""
         return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
 
     @property

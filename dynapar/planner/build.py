@@ -74,9 +74,10 @@ def _microbatches(problem: Problem, found: Candidate) -> tuple[MicroBatch, ...]:
     begins, widths = layout.first.tolist(), layout.width.tolist()
     offsets, order = layout.offsets.tolist(), layout.order.tolist()
     unit_offsets, unit_rank = problem.unit_offsets.tolist(), layout.unit_rank.tolist()
-    rows, slowest = loads.starts.tolist(), loads.slowest.tolist()
+    rows = loads.starts.tolist()
+    slow = loads.parts[loads.starts + loads.slowest].tolist()
     tokens, encoded = loads.tokens.tolist(), loads.encoder_tokens.tolist()
-    ticks, starts, fixed = loads.ticks.tolist(), found.starts.tolist(), problem.constants.fixed
+    ticks, starts = loads.ticks.tolist(), found.starts.tolist()
     out = []
     for b, (begin, width) in enumerate(zip(begins, widths, strict=True)):
         row = rows[b]
@@ -95,7 +96,7 @@ def _microbatches(problem: Problem, found: Candidate) -> tuple[MicroBatch, ...]:
                 encoder_tokens_per_rank=tuple(encoded[row : row + width]),
                 ticks=ticks[b],
                 start=starts[b],
-                parts=Parts(*loads.parts[row + slowest[b]].tolist(), fixed),
+                parts=Parts._make((*slow[b], problem.constants.fixed)),
             )
         )
     return tuple(out)
@@ -154,7 +155,9 @@ def assemble(
     if encoders is not None:
         flat = [rank for ranks in encoders for rank in ranks]
         if [len(ranks) for ranks in encoders] != np.diff(problem.unit_offsets).tolist():
-            raise PlanError("`encoders` does not name one rank for each encoder unit of each sample")
+            raise PlanError(
+                "`encoders` does not name one rank for each encoder unit of each sample"
+            )
         layout = layout._replace(unit_rank=np.array(flat, np.int64))
     else:
         full = place_in_microbatches(
@@ -229,7 +232,12 @@ def _check_given(
                 f"microbatch {number}: ranks {list(those)} of the {what} are not consecutive and "
                 f"ascending"
             )
-    if own[0] < ranks[0] or own[-1] > ranks[-1] or ranks[0] < 0 or ranks[-1] >= problem.limits.ranks:
+    if (
+        own[0] < ranks[0]
+        or own[-1] > ranks[-1]
+        or ranks[0] < 0
+        or ranks[-1] >= problem.limits.ranks
+    ):
         raise PlanError(
             f"microbatch {number}: ranks {list(own)} of sample {problem.samples.ids[row]!r} are "
             f"not all among {list(ranks)} and 0..{problem.limits.ranks - 1}"

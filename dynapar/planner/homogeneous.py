@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dynapar.packing.moldable import construct_groups, fits, work_at_degree
+from dynapar.packing.moldable import fits, work_at_degree
 from dynapar.packing.search import improve
+from dynapar.packing.strip import construct_groups
 from dynapar.packing.ticks import IntArray
 from dynapar.planner.problem import Candidate, Problem, candidate
 

@@ -13,7 +13,8 @@ from dynapar.errors import PlanError
 from dynapar.meta import SampleTable
 from dynapar.packing.balance import lay_out
 from dynapar.packing.bounds import lower_bound
-from dynapar.packing.moldable import Jobs, Limits, Strip, describe, fits
+from dynapar.packing.moldable import Jobs, Limits, describe, fits
+from dynapar.packing.strip import Strip
 from dynapar.packing.ticks import (
     Coefficients,
     IntArray,
@@ -104,14 +105,14 @@ def make_problem(
 
 def _check_sizes(problem: Problem, degrees: tuple[int, ...]) -> None:
     config, jobs, largest = problem.config, problem.jobs, degrees[-1]
-    for i in np.flatnonzero(jobs.unit_size > config.encoder_capacity):
+    for i in np.flatnonzero(jobs.unit_size > config.encoder_capacity).tolist():
         raise PlanError(
             f"sample {problem.samples.ids[i]!r} has an encoder unit of {jobs.unit_size[i]:,} "
             f"encoder tokens; encoder_capacity is {config.encoder_capacity:,}. Raise "
             f"encoder_capacity, or leave the sample out"
         )
     easy = (jobs.tokens <= config.capacity) & (jobs.encoder_tokens <= config.encoder_capacity)
-    for i in np.flatnonzero(~easy):
+    for i in np.flatnonzero(~easy).tolist():
         if any(fits(jobs, i, degree, problem.limits) for degree in degrees):
             continue
         name = problem.samples.ids[i]

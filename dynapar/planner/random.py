@@ -103,7 +103,7 @@ class _Deal:
         return [d for d in self.degrees if fits(jobs, row, d, limits)]
 
     def _open(self, free: set[int]) -> bool:
-        """Open a microbatch for the next sample, and let others in; False where it has no window."""
+        """Open a microbatch for the next sample and let others in; False: it has no window."""
         degrees = self._fitting(self.left[0])
         windows = [window for width in degrees for window in self._windows(width, free)]
         if not windows:

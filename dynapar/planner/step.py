@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dynapar.packing.moldable import construct
 from dynapar.packing.search import improve
+from dynapar.packing.strip import construct
 from dynapar.packing.ticks import IntArray
 from dynapar.planner.problem import Candidate, Problem, candidate
 
@@ -27,6 +27,38 @@ class Setting(NamedTuple):
     best_fit: bool
 
 
+_LOCKSTEP = (
+    (104, 2, 2, True),
+    (100, 1, 1, False),
+    (102, 2, 2, False),
+    (106, 4, 4, False),
+    (100, 2, 2, False),
+    (104, 4, 4, True),
+    (106, 1, 1, False),
+    (110, 4, 4, False),
+    (115, 2, 2, True),
+)
+_SPARSE = (
+    (100, 2, 1, False),
+    (100, 4, 1, False),
+    (100, 2, 2, True),
+    (103, 4, 4, False),
+    (100, 1, 1, False),
+    (103, 2, 2, False),
+    (106, 1, 1, False),
+    (106, 4, 4, True),
+)
+_DENSE = (
+    (100, 1, 1, False),
+    (100, 2, 1, False),
+    (103, 1, 1, False),
+    (100, 2, 2, True),
+    (103, 2, 2, False),
+    (100, 4, 1, False),
+    (108, 2, 1, False),
+)
+
+
 def settings(problem: Problem) -> tuple[Setting, ...]:
     """What to try, in this order."""
     samples, limits = len(problem.samples), problem.limits
@@ -39,15 +71,9 @@ def settings(problem: Problem) -> tuple[Setting, ...]:
             for best_fit in (False, True)
         ]
     elif problem.lockstep:
-        rows = [(104, 2, 2, True), (100, 1, 1, False), (102, 2, 2, False), (106, 4, 4, False),
-                (100, 2, 2, False), (104, 4, 4, True), (106, 1, 1, False), (110, 4, 4, False),
-                (115, 2, 2, True)]  # fmt: skip
-    elif samples <= 4 * limits.ranks:
-        rows = [(100, 2, 1, False), (100, 4, 1, False), (100, 2, 2, True), (103, 4, 4, False),
-                (100, 1, 1, False), (103, 2, 2, False), (106, 1, 1, False), (106, 4, 4, True)]  # fmt: skip
+        rows = [*_LOCKSTEP]
     else:
-        rows = [(100, 1, 1, False), (100, 2, 1, False), (103, 1, 1, False), (100, 2, 2, True),
-                (103, 2, 2, False), (100, 4, 1, False), (108, 2, 1, False)]  # fmt: skip
+        rows = [*(_SPARSE if samples <= 4 * limits.ranks else _DENSE)]
     most = min(limits.node, limits.largest)
     cut = [Setting(p, min(w, most), min(r, most), fit) for p, w, r, fit in rows]
     return tuple(dict.fromkeys(cut))

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dynapar.packing.moldable import construct, shared_work
+from dynapar.packing.moldable import shared_work
 from dynapar.packing.peel import leader_targets
 from dynapar.packing.search import improve
+from dynapar.packing.strip import construct
 from dynapar.packing.ticks import IntArray, Layout
 from dynapar.planner.problem import Candidate, Problem, arrange, price
 from dynapar.planner.step import FEW, GOOD, Setting, one_by_one, settings
@@ -72,7 +73,7 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
     """The best dynamic layout found; the first within `GOOD` of the bound ends the search."""
     search = _Search(problem, bound)
     few = len(order) <= FEW
-    found = []
+    found: list[tuple[int, int, Way]] = []
     for way in search.promising(order):
         if search.fill_up(way, found):
             return search.result(order)
