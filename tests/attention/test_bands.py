@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -85,7 +87,9 @@ def test_check_bands_finds_every_pair_that_is_held_twice(bands: list[Band]) -> N
         check_bands(12, tuple(bands))
 
 
-def brute(length: int, rule: str, *, width: int = 0, blocks: Bands | tuple = ()) -> BoolArray:  # type: ignore[type-arg]
+def brute(
+    length: int, rule: str, *, width: int = 0, blocks: Sequence[tuple[int, int]] = ()
+) -> BoolArray:
     q, k = np.arange(length)[:, None], np.arange(length)[None]
     same = np.zeros((length, length), dtype=bool)
     for start, stop in blocks:

@@ -1,5 +1,7 @@
 """Any ring in one process: degrees, kernels and masks that four ranks on two cores do not reach."""
 
+import math
+
 import torch
 from hypothesis import given, settings
 
@@ -43,6 +45,29 @@ def test_degree_12() -> None:
     lengths = [301, 17, 3]
     bands = [causal(301), full(17), causal(3)]
     check(plan_attention(lengths, degree=12, bands=bands), bands, "auto")
+
+
+def bfloat16_errors(degree: int) -> list[float]:
+    """Relative RMS error of the output and of each gradient, over all ranks."""
+    case = Case((600, 131, 40), (causal(600), full(131), causal(40)))
+    whole, _ = inputs(case, torch.bfloat16)
+    want = wanted(case, whole, None)
+    plan = plan_attention(case.lengths, degree=degree, bands=case.bands)
+
+    def rank(transport: LoopbackTransport) -> list[float]:
+        got, index = run(plan, list(range(degree)), transport, whole, torch.bfloat16)
+        return [float((a - b[index]).square().sum()) for a, b in zip(got, want, strict=True)]
+
+    squares = torch.tensor(run_loopback(degree, rank)).sum(0)
+    return [math.sqrt(s / float(w.square().sum())) for s, w in zip(squares, want, strict=True)]
+
+
+def test_bfloat16_error_does_not_grow_with_the_degree() -> None:
+    alone = bfloat16_errors(1)
+    assert max(alone) < 1e-2
+    for degree in (2, 3, 4, 8):
+        for one, many in zip(alone, bfloat16_errors(degree), strict=True):
+            assert many < 1.5 * one, (degree, one, many)
 
 
 def test_a_wrong_band_is_noticed() -> None:

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from dynapar.attention.api import attend
 from dynapar.attention.bands import Bands, causal, full, prefix, spans, window
-from dynapar.attention.exchange import Transport
+from dynapar.attention.exchange import Exchange, Transport
 from dynapar.attention.plan import AttentionPlan, plan_attention
 from dynapar.attention.shards import Layout
 from dynapar.runtime.order import OrderLog
@@ -93,7 +98,7 @@ def worst(got: Sequence[Tensor], want: Sequence[Tensor], index: Tensor) -> float
 def run(
     plan: AttentionPlan,
     ranks: Sequence[int],
-    transport: Transport,
+    transport: Exchange,
     whole: Sequence[Tensor],
     dtype: torch.dtype,
     *,
@@ -106,7 +111,8 @@ def run(
     index = torch.from_numpy(plan.index(bound.position))
     local = [x[index].to(dtype).requires_grad_() for x in whole[:3]]
     used = local if sinks is None else [*local, sinks.to(dtype).requires_grad_()]
-    out = attend(*local, bound, sinks=None if sinks is None else used[3])
+    q, k, v = local
+    out = attend(q, k, v, bound, sinks=None if sinks is None else used[3])
     assert out.dtype == dtype
     gradients = torch.autograd.grad(out, used, whole[3][index].to(dtype))
     return [out.detach(), *gradients], index
@@ -154,3 +160,99 @@ def check_exact(rank: int, rings: list[list[int]]) -> OrderLog:
 @pytest.mark.parametrize("rings", RINGS, ids=str)
 def test_ring_equals_dense_attention(rings: list[list[int]], tmp_path: Path) -> None:
     run_ranks(check_exact, WORLD, tmp_path, rings)
+
+
+def check_recomputation(rank: int) -> OrderLog:
+    """Layers that are recomputed run the exchange again, in one order on all ranks; same bits."""
+    log = OrderLog(rank)
+    transport = Transport(recorder=log)
+    transport.warm_up()
+    plan = plan_attention([300, 2], degree=WORLD, bands=[causal(300), full(2)])
+    bound = plan.bind(ranks=[2, 0, 3, 1], transport=transport)
+    rng = torch.Generator().manual_seed(2)
+    index = torch.from_numpy(plan.index(bound.position))
+    local = [torch.randn(302, n, 16, generator=rng)[index].requires_grad_() for n in (4, 2, 2)]
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q * 1.5, k * 1.0, v * 1.0, bound).sin()
+
+    def saved(_: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        if op == torch.ops.dynapar.attend.default:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    def count() -> int:
+        return sum(op.operation == "attention forward rows" for op in log.operations)
+
+    direct = torch.autograd.grad(layer(*local).sum(), local)
+    once = count()
+    assert once > 0
+    out = checkpoint(layer, *local, use_reentrant=False)
+    again = torch.autograd.grad(out.sum(), local)
+    assert count() == 3 * once
+    out = checkpoint(
+        layer,
+        *local,
+        use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(saved),
+    )
+    selective = torch.autograd.grad(out.sum(), local)
+    assert count() == 4 * once
+    assert all(torch.equal(a, b) for a, b in zip(direct, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(direct, selective, strict=True))
+    return log
+
+
+def test_recomputation_in_a_ring(tmp_path: Path) -> None:
+    run_ranks(check_recomputation, WORLD, tmp_path)
+
+
+def check_isolation(rank: int) -> OrderLog:
+    """Change one sequence: nothing of the others moves, by a single bit."""
+    log = OrderLog(rank)
+    transport = Transport(recorder=log)
+    transport.warm_up()
+    lengths = [37, 50, 20]
+    plan = plan_attention(
+        lengths, degree=3, bands=[causal(n) for n in lengths], positions=[[0, 1, 2], [2, 1], [0]]
+    )
+    whole, _ = inputs(Case(tuple(lengths), tuple(map(causal, lengths))), torch.float32)
+    changed = [x.clone() for x in whole]
+    for x in changed[:3]:
+        x[37:87] = 9.0
+    before, index = run(plan, [0, 1, 2], transport, whole, torch.float32)
+    after, _ = run(plan, [0, 1, 2], transport, changed, torch.float32)
+    others = (index < 37) | (index >= 87)
+    for a, b in zip(before, after, strict=True):
+        assert torch.equal(a[others], b[others])
+    return log
+
+
+def test_sequences_never_see_each_other(tmp_path: Path) -> None:
+    run_ranks(check_isolation, 3, tmp_path)
+
+
+def check_empty_rank(rank: int) -> OrderLog:
+    """A rank without a token goes through several layers, forward and backward, with the others."""
+    log = OrderLog(rank)
+    transport = Transport(recorder=log)
+    transport.warm_up()
+    lengths = [1, 2, 3]
+    plan = plan_attention(lengths, degree=4, bands=[causal(n) for n in lengths])
+    assert plan.tokens == (3, 0, 2, 1)
+    bound = plan.bind(ranks=[0, 1, 2, 3], transport=transport)
+    x = torch.randn(plan.tokens[rank], 2, 8, requires_grad=True)
+    weight = torch.tensor(1.5, requires_grad=True)
+    y = x * weight
+    for _ in range(3):
+        y = attend(y, y * 0.5, y, bound)
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    assert weight.grad is not None
+    assert bool(weight.grad == 0) == (rank == 1)
+    return log
+
+
+def test_a_rank_without_tokens_takes_part(tmp_path: Path) -> None:
+    run_ranks(check_empty_rank, 4, tmp_path)

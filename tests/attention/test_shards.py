@@ -66,7 +66,11 @@ def test_zigzag_is_per_sequence() -> None:
 
 def test_zigzag_of_an_odd_length_on_three() -> None:
     spans = cut([10], degree=3)
-    assert [index(spans, [10], p).tolist() for p in range(3)] == [[0, 8, 9], [1, 2, 6, 7], [3, 4, 5]]
+    assert [index(spans, [10], p).tolist() for p in range(3)] == [
+        [0, 8, 9],
+        [1, 2, 6, 7],
+        [3, 4, 5],
+    ]
 
 
 def test_contiguous_and_positions_in_their_own_order() -> None:

@@ -1,0 +1,133 @@
+import logging
+import sys
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynapar.attention import staged
+from dynapar.attention.bands import Bands, causal, full, prefix, spans, window
+from dynapar.attention.calls import Kernel, Request
+from dynapar.attention.kernels import KERNELS, KernelError, choose
+from dynapar.attention.plan import plan_attention
+from tests.attention import fake_flash
+from tests.attention.loopback import LoopbackTransport, run_loopback
+from tests.attention.oracle import dense_attention, dense_mask
+
+LENGTHS = (64, 1, 33, 20, 2)
+BANDS: tuple[Bands, ...] = (
+    causal(64),
+    causal(1),
+    full(33),
+    window(20, width=6),
+    prefix(2, tokens=2),
+)
+
+
+def request(**changes: object) -> Request:
+    return Request(**({"device": "cpu", "dtype": torch.float32, "head_dim": 16} | changes))  # type: ignore[arg-type]
+
+
+def ring_error(
+    kernel: Kernel, degree: int, softcap: float | None, bands: Sequence[Bands] = BANDS
+) -> float:
+    """The worst error of output and gradients, in float32 against float64, relative."""
+    lengths = [band[0].q1 for band in bands]
+    rng = torch.Generator().manual_seed(3)
+    shapes = [(sum(lengths), heads, 16) for heads in (6, 2, 2, 6)]
+    *whole, grad = [torch.randn(s, generator=rng, dtype=torch.float64) for s in shapes]
+    leaves = [x.clone().requires_grad_() for x in whole]
+    mask = dense_mask(lengths, bands)
+    out = dense_attention(*leaves, mask=mask, scale=0.3, softcap=softcap)
+    want = [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+    plan = plan_attention(lengths, degree=degree, bands=bands)
+
+    def rank(transport: LoopbackTransport) -> float:
+        bound = plan.bind(ranks=list(range(degree)), transport=transport)
+        index = torch.from_numpy(plan.index(bound.position))
+        q, k, v, dout = (x[index].float() for x in (*whole, grad))
+        setting = staged.Setting(plan=bound, kernel=kernel, scale=0.3, softcap=softcap)
+        out, lse = staged.forward(q, k, v, None, setting)
+        got = (out, *staged.backward(dout, q, k, v, None, out, lse, setting)[:3])
+        pairs: list[tuple[Tensor, Tensor]] = list(zip(got, want, strict=True))
+        return max(float((a - b[index]).abs().max() / b.abs().max()) for a, b in pairs)
+
+    return max(run_loopback(degree, rank))
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+@pytest.mark.parametrize("name", ["cpu_flash", "math"])
+def test_kernel_equals_dense_attention(name: str, degree: int) -> None:
+    assert ring_error(KERNELS[name], degree, None) < 5e-6
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+def test_softcap_is_exact_on_the_math_kernel(degree: int) -> None:
+    assert ring_error(KERNELS["math"], degree, 1.5) < 5e-6
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+def test_flash_attn_2_is_called_by_its_signature(
+    degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", fake_flash)
+    bands = (*BANDS, spans(40, [(4, 15), (30, 40)], width=9, beyond_width=True))
+    assert ring_error(KERNELS["flash_attn_2"], degree, None, bands) < 5e-6
+
+
+def test_auto_takes_the_cpu_op_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    choose.cache_clear()
+    with caplog.at_level(logging.INFO, logger="dynapar.attention.kernels"):
+        assert choose(request()).name == "cpu_flash"
+    assert "attention kernel cpu_flash" in caplog.text
+    assert "flash_attn_2: it runs on CUDA, not on cpu" in caplog.text
+
+
+def test_auto_takes_the_math_kernel_for_softcap() -> None:
+    assert choose(request(softcap=True)).name == "math"
+
+
+def test_softcap_elsewhere_is_refused_by_name() -> None:
+    with pytest.raises(
+        KernelError,
+        match=r"'cpu_flash' cannot run .*: it has no softcap; expected one of \['math'\]",
+    ):
+        choose(request(softcap=True), name="cpu_flash")
+
+
+def test_a_missing_kernel_is_named() -> None:
+    with pytest.raises(KernelError, match=r"'flash' .*: there is no such kernel; expected one of"):
+        choose(request(), name="flash")
+
+
+def test_nothing_runs_integers() -> None:
+    with pytest.raises(KernelError, match=r"'auto' .*math: it has no torch.int64; expected one of"):
+        choose(request(dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "it runs on CUDA, not on cpu"),
+        ({"device": "cuda"}, "it has float16 and bfloat16, not torch.float32"),
+        ({"device": "cuda", "dtype": torch.bfloat16, "head_dim": 512}, "head dimensions of 8 to"),
+        ({"device": "cuda", "dtype": torch.bfloat16, "softcap": True}, "softcap is not connected"),
+        ({"device": "cuda", "dtype": torch.bfloat16}, "flash-attn cannot be imported"),
+    ],
+)
+def test_flash_attn_2_says_why_it_cannot_run(
+    changes: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", None)
+    why = KERNELS["flash_attn_2"].unusable(request(**changes))
+    assert why is not None
+    assert reason in why
+
+
+def test_flash_attn_2_runs_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", fake_flash)
+    where = request(device="cuda", dtype=torch.bfloat16)
+    assert KERNELS["flash_attn_2"].unusable(where) is None
