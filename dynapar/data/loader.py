@@ -1,0 +1,287 @@
+"""Plan and load steps ahead of training, in a thread of its own.
+
+Every rank runs the same loop over steps: draw the samples, plan (the same plan everywhere, without
+talking), load what this rank's microbatches hold, agree with the other ranks, prepare. Step s is
+begun when fewer than `ahead` steps wait for training, counted in steps that training has taken, not
+in what happens to be ready: so after equally many steps all ranks have agreed on equally many, and
+a run can stop at any step without leaving a rank behind in the agreement.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from dynapar.control import Agreement, ControlPlane
+from dynapar.data.index import Index
+from dynapar.data.materialize import Materializer
+from dynapar.data.sampler import Sampler
+from dynapar.data.samples import IGNORE, LoadedSample
+from dynapar.errors import ConfigError
+from dynapar.meta import IntArray, SampleTable
+from dynapar.plan import StepPlan, plan_digest
+
+PlanStep = Callable[[SampleTable, int], StepPlan]
+"""(the step's samples, step) -> its plan; the same on every rank."""
+
+Prepare = Callable[[StepPlan, Mapping[int, LoadedSample]], object]
+"""(plan, this rank's samples) -> what training wants made ready in the thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedStep:
+    """A step as one rank runs it."""
+
+    step: int
+    plan: StepPlan
+    rows: IntArray
+    """(samples,) rows of the index, by row of the plan's sample table."""
+    samples: Mapping[int, LoadedSample]
+    """By row of the plan: all of this rank's microbatches, with the units that it encodes."""
+    targets: int
+    """N of the gradient rule: targets of the whole step, over all ranks, without stubs."""
+    own_targets: int
+    """Targets of the samples whose first rank this is; their sum over the ranks is `targets`."""
+    stubs: tuple[str, ...]
+    """Ids of the samples that some rank could not load; stubs on all ranks."""
+    agreement: Agreement | None
+    """What the ranks told each other; None without a control plane."""
+    prepared: object
+    """What the `prepare` hook returned; None without one."""
+    seconds: float
+    """Time that planning and loading took."""
+
+
+class StepLoader:
+    """An iterator of loaded steps; close it, or use it in a `with` statement."""
+
+    def __init__(
+        self,
+        *,
+        index: Index,
+        sampler: Sampler,
+        materializer: Materializer,
+        plan: PlanStep,
+        rank: int,
+        first: int = 0,
+        steps: int | None = None,
+        ahead: int = 2,
+        control: ControlPlane | None = None,
+        prepare: Prepare | None = None,
+    ) -> None:
+        """Start loading.
+
+        Args:
+            index: Of the source.
+            sampler: The order of its samples, at the state to go on from.
+            materializer: Loads them.
+            plan: Plans a step.
+            rank: This rank.
+            first: The first step.
+            steps: The step before which to end, the same on all ranks; None for no end.
+            ahead: Steps that may be ready or in work before training asks for them, 1 or more.
+            control: Agrees with the other ranks, from the loader's thread; needed with more than
+                one rank, since another rank's stubs and targets are not known without it.
+            prepare: Called with each step in the loader's thread, after the agreement.
+
+        Raises:
+            ConfigError: `ahead` is below 1.
+        """
+        if ahead < 1:
+            raise ConfigError(f"StepLoader: ahead is {ahead}; expected 1 or more")
+        self._index, self._sampler, self._materializer = index, sampler, materializer
+        self._plan, self._rank, self._control, self._prepare = plan, rank, control, prepare
+        self._steps, self._ahead = steps, ahead
+        self._taken = first
+        self._ready: deque[LoadedStep] = deque()
+        self._seconds: list[float] = []
+        self._failure: BaseException | None = None
+        self._closing = self._ended = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(
+            target=self._work, args=(first,), name="dynapar-loader", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> LoadedStep:
+        """The next step; waits for it.
+
+        Raises:
+            DynaparError: Whatever failed in the thread, with its traceback.
+            StopIteration: All steps were taken, or the loader is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._ended)
+            if self._ready:
+                loaded = self._ready.popleft()
+                self._taken = loaded.step + 1
+                self._changed.notify_all()
+                return loaded
+        if self._failure is not None:
+            raise self._failure
+        raise StopIteration
+
+    def report(self, seconds: Sequence[float]) -> None:
+        """Hand in measured seconds of finished microbatches; the next agreement carries them."""
+        with self._changed:
+            self._seconds += seconds
+
+    def state_dict(self) -> dict[str, int | bool]:
+        """The sampler's state before the first step that was not taken, ready or not."""
+        return self._sampler.state_dict(self._taken)
+
+    def close(self) -> None:
+        """End the thread.
+
+        With a control plane it first goes through the steps that the other ranks' threads, having
+        taken as many steps, go through as well, so that no rank waits in vain.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._ready.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _work(self, first: int) -> None:
+        step = first
+        try:
+            while self._may_begin(step):
+                loaded = self._load(step)
+                with self._changed:
+                    self._ready.append(loaded)
+                    self._changed.notify_all()
+                step += 1
+        except BaseException as error:  # handed to the consumer, who raises it
+            self._failure = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _may_begin(self, step: int) -> bool:
+        """Wait until a step may be loaded; False when it never will be."""
+        if self._steps is not None and step >= self._steps:
+            return False
+        with self._changed:
+            self._changed.wait_for(lambda: step < self._taken + self._ahead or self._closing)
+            due = step < self._taken + self._ahead
+        return due and (not self._closing or self._control is not None)
+
+    def _load(self, step: int) -> LoadedStep:
+        began = time.perf_counter()
+        rows = self._sampler.rows(step)
+        plan = self._plan(self._index.take(rows), step)
+        samples = self._load_samples(plan, rows)
+        agreement, stubs = None, tuple(s.id for s in samples.values() if s.stub)
+        if self._control is not None:
+            with self._changed:
+                seconds, self._seconds = self._seconds, []
+            agreement = self._agree(plan, samples, stubs, seconds)
+            if any(agreement.stubs):
+                # Samples that only another rank failed to load become stubs here as well; then
+                # the counts are right, and all ranks know it.
+                stubs = tuple(dict.fromkeys(id for ids in agreement.stubs for id in ids))
+                self._make_stubs(plan, rows, samples, stubs)
+                agreement = self._agree(plan, samples, stubs, seconds)
+        own = self._own_targets(plan, samples)
+        prepared = self._prepare(plan, samples) if self._prepare is not None else None
+        return LoadedStep(
+            step=step,
+            plan=plan,
+            rows=rows,
+            samples=samples,
+            targets=own if agreement is None else agreement.targets,
+            own_targets=own,
+            stubs=stubs,
+            agreement=agreement,
+            prepared=prepared,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _load_samples(self, plan: StepPlan, rows: IntArray) -> dict[int, LoadedSample]:
+        """The samples of this rank's microbatches, under their ids in the plan."""
+        found = {}
+        for sample, units in _wanted(plan, self._rank).items():
+            loaded = self._materializer.load(int(rows[sample]), units=units)
+            found[sample] = replace(loaded, id=plan.samples.ids[sample])
+        return found
+
+    def _make_stubs(
+        self,
+        plan: StepPlan,
+        rows: IntArray,
+        samples: dict[int, LoadedSample],
+        stubs: Sequence[str],
+    ) -> None:
+        for sample, units in _wanted(plan, self._rank).items():
+            id = plan.samples.ids[sample]
+            if id in stubs and not samples[sample].stub:
+                stub = self._materializer.stub(
+                    int(rows[sample]), units=units, reason=f"another rank could not load {id!r}"
+                )
+                samples[sample] = replace(stub, id=id)
+
+    def _agree(
+        self,
+        plan: StepPlan,
+        samples: Mapping[int, LoadedSample],
+        stubs: Sequence[str],
+        seconds: Sequence[float],
+    ) -> Agreement:
+        assert self._control is not None
+        return self._control.agree(
+            step=plan.step,
+            digest=plan_digest(plan),
+            targets=self._own_targets(plan, samples),
+            planned_targets=sum(
+                int(plan.samples.label_tokens[sample]) for sample in _owned(plan, self._rank)
+            ),
+            stubs=stubs,
+            fingerprint=self._index.fingerprint,
+            seconds=seconds,
+        )
+
+    def _own_targets(self, plan: StepPlan, samples: Mapping[int, LoadedSample]) -> int:
+        return sum(
+            int((samples[sample].targets != IGNORE).sum()) for sample in _owned(plan, self._rank)
+        )
+
+
+def _wanted(plan: StepPlan, rank: int) -> dict[int, frozenset[int]]:
+    """The samples of a rank's microbatches, each with the encoder units that the rank encodes."""
+    return {
+        placement.sample: frozenset(
+            unit for unit, encoder in enumerate(placement.encoders) if encoder == rank
+        )
+        for microbatch in plan.microbatches
+        if rank in microbatch.ranks
+        for placement in microbatch.placements
+    }
+
+
+def _owned(plan: StepPlan, rank: int) -> list[int]:
+    """The samples whose targets a rank counts: those whose first rank it is."""
+    return [
+        placement.sample
+        for microbatch in plan.microbatches
+        for placement in microbatch.placements
+        if placement.ranks[0] == rank
+    ]
