@@ -1,0 +1,1 @@
+"""Measure layouts and costs on the ranks of this machine."""

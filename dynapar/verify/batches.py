@@ -1,0 +1,91 @@
+"""The global batches of a configuration, loaded through its source and index as in training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynapar.catalog import load_model_shape
+from dynapar.data.index import read_index
+from dynapar.data.materialize import Materializer
+from dynapar.data.sampler import Sampler
+from dynapar.data.samples import LoadedSample
+from dynapar.data.sources import open_source
+from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
+from dynapar.plan import StepPlan
+from dynapar.train.config import RunConfig
+
+
+class Batches:
+    """Draws and loads the samples of steps; each process opens its own.
+
+    Attributes:
+        table: Metadata of all samples of the index.
+    """
+
+    def __init__(self, config: RunConfig, *, samples: int | None = None):
+        """Open the configuration's data.
+
+        Args:
+            config: Of the run.
+            samples: Of a global batch; None for the configuration's own number.
+
+        Raises:
+            SourceError: Source and index cannot be read, or do not fit each other or the model.
+        """
+        shape = load_model_shape(str(config.model))
+        source = open_source(config.source)
+        index = read_index(config.index)
+        self.table: SampleTable = index.table
+        self._materializer = Materializer(shape, source, index)
+        self._sampler = Sampler(
+            len(index.table),
+            global_batch=samples or config.batch.samples,
+            seed=config.seed,
+            block=config.batch.block,
+        )
+
+    def rows(self, step: int) -> tuple[int, ...]:
+        """Rows of the index that are the step's global batch."""
+        return tuple(int(row) for row in self._sampler.rows(step))
+
+    def take(self, rows: Sequence[int]) -> SampleTable:
+        """The metadata of these rows, in order."""
+        return self.table.take(np.array(rows, np.int64))
+
+    def whole(self, row: int) -> LoadedSample:
+        """A sample with all its encoder units."""
+        units = len(self.table.units(row))
+        return self._materializer.load(row, units=frozenset(range(units)))
+
+    def of_rank(self, plan: StepPlan, rows: Sequence[int], rank: int) -> dict[int, LoadedSample]:
+        """What a rank's microbatches hold, by row of the plan, with the units that it encodes.
+
+        Args:
+            plan: Of the step.
+            rows: Of the index, by row of the plan's sample table.
+            rank: The rank.
+        """
+        return {
+            placement.sample: self._materializer.load(
+                rows[placement.sample],
+                units=frozenset(
+                    unit for unit, encoder in enumerate(placement.encoders) if encoder == rank
+                ),
+            )
+            for number in plan.queues[rank]
+            if number is not None
+            for placement in plan.microbatches[number].placements
+        }
+
+
+def modalities(table: SampleTable) -> dict[str, int]:
+    """Samples by what they hold, such as "text", "image" or "image + video"."""
+    names = {IMAGE: "image", VIDEO: "video", AUDIO: "audio"}
+    counts = Counter(
+        " + ".join(name for bit, name in names.items() if int(held) & bit) or "text"
+        for held in table.modalities
+    )
+    return dict(sorted(counts.items()))
