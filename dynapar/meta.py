@@ -7,16 +7,26 @@ which may be encoded by another rank. Units are stored flat: those of sample i a
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from dynapar.errors import SampleError, SourceError
+from dynapar.shapes import MediaTokens, ModelShape
 
 IntArray = npt.NDArray[np.int64]
 ByteArray = npt.NDArray[np.uint8]
 
 IMAGE, VIDEO, AUDIO = 1, 2, 4
 """Bits of `SampleTable.modalities`; 0 is text alone."""
+KINDS = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
+BOUNDARY_TOKENS = 2
+"""Text tokens that open and close a media item whose size is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +76,191 @@ class SampleTable:
             unit_offsets=offsets,
             unit_tokens=self.unit_tokens[flat],
         )
+
+    def draw(self, rows: IntArray) -> SampleTable:
+        """The samples at `rows` as one step's table.
+
+        A sample that stands in `rows` again bears "#2", "#3", ... after its id from then on.
+        """
+        seen: Counter[str] = Counter()
+        ids = []
+        for row in rows:
+            name = self.ids[row]
+            seen[name] += 1
+            ids.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        table = self.take(rows)
+        columns = (
+            table.llm_tokens,
+            table.text_tokens,
+            table.label_tokens,
+            table.modalities,
+            table.unit_offsets,
+            table.unit_tokens,
+        )
+        return _make_table(ids, *columns)
+
+
+def _make_table(
+    ids: Iterable[str],
+    llm: IntArray,
+    text: IntArray,
+    label: IntArray,
+    modalities: ByteArray,
+    offsets: IntArray,
+    units: IntArray,
+) -> SampleTable:
+    return SampleTable(
+        ids=tuple(ids),
+        llm_tokens=llm,
+        text_tokens=text,
+        label_tokens=label,
+        modalities=modalities,
+        unit_offsets=offsets,
+        unit_tokens=units,
+    )
+
+
+def read_metadata_jsonl(path: str | Path, shape: ModelShape | None = None) -> SampleTable:
+    """Read a metadata file: one JSON object a sample and line.
+
+    A line has `id`, `text_tokens`, and optionally `label_tokens` and `media`. A media item gives
+    its tokens outright (`llm_tokens`, `encoder_tokens`, optionally `encoder_units`, the tokens of
+    each unit), or its size (`height`, `width`; a video also `frames` and `fps`, the file's): then
+    `shape` says what it becomes, and its boundary tokens are added to `text_tokens`.
+
+    Args:
+        path: The file.
+        shape: The model; needed only where media give sizes.
+
+    Raises:
+        SourceError: The file is missing, has no samples, or is a file of conversations.
+        SampleError: A line is malformed, or an id stands twice; line and key are named.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; give a metadata file") from None
+    rows = [
+        _read_line(line, f"{path}, line {number}", shape)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not rows:
+        raise SourceError(f"{path} has no samples; expected a JSON object a line")
+    counts = Counter(row.id for row in rows)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise SampleError(
+            f"{path}: id {repeated[0]!r} stands {counts[repeated[0]]} times; expected ids that "
+            f"differ: rename one"
+        )
+    offsets = np.cumsum([0, *(len(row.units) for row in rows)])
+    return _make_table(
+        (row.id for row in rows),
+        np.array([row.llm for row in rows], np.int64),
+        np.array([row.text for row in rows], np.int64),
+        np.array([row.label for row in rows], np.int64),
+        np.array([row.modalities for row in rows], np.uint8),
+        offsets.astype(np.int64),
+        np.array([unit for row in rows for unit in row.units], np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    id: str
+    llm: int
+    text: int
+    label: int
+    modalities: int
+    units: Sequence[int]
+
+
+def _read_line(line: str, where: str, shape: ModelShape | None) -> _Row:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise SampleError(f"{where} is not JSON ({error}); expected an object") from None
+    if not isinstance(values, dict):
+        raise SampleError(f"{where} is not an object; expected one with id and text_tokens")
+    if "messages" in values or "conversations" in values:
+        raise SourceError(
+            f"{where} is a conversation, not metadata; index the file first: dynapar index"
+        )
+    known = {"id", "text_tokens", "label_tokens", "media"}
+    if extra := sorted(set(values) - known):
+        raise SampleError(f"{where} has {extra[0]!r}; expected some of {sorted(known)}")
+    name = values.get("id")
+    if not isinstance(name, str) or not name:
+        raise SampleError(f"{where} has id {name!r}; expected a text")
+    alone = _number(values, "text_tokens", where, least=0)
+    media = values.get("media", [])
+    if not isinstance(media, list):
+        raise SampleError(f"{where} has media {media!r}; expected a list")
+    text, llm, units, bits = alone, 0, [], 0
+    for place, item in enumerate(media):
+        tokens, boundary, own, bit = _read_media(item, f"{where}, media[{place}]", shape)
+        llm += tokens
+        text += boundary
+        units += own
+        bits |= bit
+    label = max(0, alone - 1)
+    if "label_tokens" in values:
+        label = _number(values, "label_tokens", where, least=0)
+    total = text + llm
+    if total < 1 or label > total - 1:
+        raise SampleError(
+            f"{where}: sample {name!r} has {total} tokens and {label} targets; expected 1 or more "
+            f"tokens, and fewer targets than tokens"
+        )
+    return _Row(name, total, text, label, bits, units)
+
+
+def _number(values: Mapping[str, object], key: str, where: str, *, least: int) -> int:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SampleError(f"{where} has {key} {value!r}; expected a whole number, {least} or more")
+    return value
+
+
+def _read_media(
+    item: object, where: str, shape: ModelShape | None
+) -> tuple[int, int, list[int], int]:
+    """LLM tokens, boundary tokens, encoder tokens of each unit, and the bit of the kind."""
+    kind = item.get("kind") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or kind not in KINDS:
+        raise SampleError(f"{where} has kind {kind!r}; expected one of {', '.join(KINDS)}")
+    if "llm_tokens" in item:
+        llm = _number(item, "llm_tokens", where, least=0)
+        encoder = _number(item, "encoder_tokens", where, least=0)
+        units = item.get("encoder_units", [encoder] if encoder else [])
+        sizes = units if isinstance(units, list) else []
+        if any(not isinstance(u, int) or u < 1 for u in sizes) or sum(sizes) != encoder:
+            raise SampleError(
+                f"{where} has encoder_units {units!r}; expected whole numbers above 0 that add up "
+                f"to encoder_tokens, {encoder}"
+            )
+        return llm, 0, list(sizes), KINDS[kind]
+    if shape is None:
+        raise SampleError(
+            f"{where} gives a size, not llm_tokens and encoder_tokens; name the model that turns "
+            f"sizes into tokens (--model)"
+        )
+    tokens = _by_size(kind, item, where, shape)
+    units = [tokens.unit_tokens] * tokens.units
+    return tokens.llm_tokens, BOUNDARY_TOKENS, units, KINDS[kind]
+
+
+def _by_size(kind: str, item: Mapping[str, object], where: str, shape: ModelShape) -> MediaTokens:
+    if kind == "audio":
+        raise SampleError(
+            f"{where} is audio, for which model {shape.name} has no formula; give llm_tokens and "
+            f"encoder_tokens"
+        )
+    height = _number(item, "height", where, least=1)
+    width = _number(item, "width", where, least=1)
+    if kind == "image":
+        return shape.image(height, width)
+    fps = item.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not fps > 0:
+        raise SampleError(f"{where} has fps {fps!r}; expected a number above 0")
+    return shape.video(_number(item, "frames", where, least=1), float(fps), height, width)

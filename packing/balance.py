@@ -102,6 +102,7 @@ def lay_out(
     strip: Strip,
     waves: int,
     block: int,
+    mixed: bool,
     jobs: Jobs,
     unit_offsets: IntArray,
     unit_tokens: IntArray,
@@ -114,6 +115,7 @@ def lay_out(
         strip: A finished strip.
         waves: Its waves; 0 where microbatches stack.
         block: Ranks of the blocks that `fold` sorts into waves; divides the ranks.
+        mixed: Whether samples may stay whole on one rank of a ring.
         jobs: All samples.
         unit_offsets: (n + 1,) where each sample's encoder units begin.
         unit_tokens: (units,) encoder tokens.
@@ -164,6 +166,6 @@ def lay_out(
     )
     done = settle(
         layout, jobs.tokens, unit_offsets, unit_tokens, limits.capacity, limits.encoder_capacity,
-        waves > 0, costs,
+        waves > 0, mixed, costs,
     )  # fmt: skip
     return done, layout

@@ -127,6 +127,7 @@ def settle(
     capacity: int,
     encoder_capacity: int,
     apart: bool,
+    mixed: bool,
     costs: Coefficients,
 ) -> bool:
     """Decide, inside each microbatch, who shares what: fills `layout`'s samples and units.
@@ -144,6 +145,7 @@ def settle(
         capacity: LLM tokens that a rank may hold.
         encoder_capacity: Encoder tokens that a rank may encode.
         apart: Whether encoder and LLM are waited for one after the other.
+        mixed: Whether samples may stay whole on one rank of a ring.
         costs: The coefficients.
 
     Returns:
@@ -162,7 +164,7 @@ def settle(
         first, degree = np.zeros(count, np.int64), np.zeros(count, np.int64)
         load, before = np.zeros(width, np.int64), np.zeros(width, np.int64)
         best = -1
-        tries = 5 if width > 1 else 1
+        tries = 5 if mixed and width > 1 else 1
         tried = -1
         for attempt in range(tries):
             whole = count * attempt // 4 if width > 1 else 0

@@ -21,7 +21,7 @@ LEAVES = ("packing", "attention")
 FLOORS = (
     ("errors", "config"),
     ("shapes", "modelfiles", "qwen25vl", "catalog", "cluster"),
-    ("costs", "meta", "plan"),
+    ("costs", "meta", "workloads", "plan"),
     ("planner", "simulate", "control"),
     ("data", "runtime"),
     ("console",),

@@ -81,7 +81,7 @@ def at_degree(problem: Problem, order: IntArray, degree: int) -> Candidate | Non
                 continue
             rounds = ROUNDS + 2 * limits.ranks
             improve(strip, rounds, target, problem.jobs, limits, problem.constants)
-            found = candidate(problem, strip, waves=waves, block=block)
+            found = candidate(problem, strip, waves=waves, block=block, mixed=False)
             if found is not None and (best is None or found.makespan < best.makespan):
                 best = found
     return best

@@ -155,21 +155,30 @@ def price(problem: Problem, layout: Layout) -> Candidate:
 
 
 def candidate(
-    problem: Problem, strip: Strip, *, waves: int, block: int | None = None
+    problem: Problem, strip: Strip, *, waves: int, block: int | None = None, mixed: bool = True
 ) -> Candidate | None:
     """Lay a finished strip out and price it; None where it does not keep within the capacities."""
-    done, layout = arrange(problem, strip, waves=waves, block=block)
+    done, layout = arrange(problem, strip, waves=waves, block=block, mixed=mixed)
     return price(problem, layout) if done else None
 
 
 def arrange(
-    problem: Problem, strip: Strip, *, waves: int, block: int | None = None
+    problem: Problem, strip: Strip, *, waves: int, block: int | None = None, mixed: bool = True
 ) -> tuple[bool, Layout]:
-    """Lay a finished strip out; the flag says whether it keeps within the capacities."""
+    """Lay a finished strip out; the flag says whether it keeps within the capacities.
+
+    Args:
+        problem: The step.
+        strip: The strip.
+        waves: Its waves; 0 where microbatches stack.
+        block: Ranks of what is sorted into waves; None for a node.
+        mixed: Whether samples may stay whole on one rank of a ring.
+    """
     return lay_out(
         strip,
         waves,
         block or problem.limits.node,
+        mixed,
         problem.jobs,
         problem.unit_offsets,
         problem.unit_tokens,
