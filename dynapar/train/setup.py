@@ -28,7 +28,7 @@ from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.executor import StepExecutor
 from dynapar.runtime.order import OrderLog
 from dynapar.runtime.reference import Widening
-from dynapar.train.config import OptimizerSection, Precision, RunConfig
+from dynapar.train.config import OptimizerSection, Precision, RunConfig, Scheduler
 
 Planner = Callable[[SampleTable, int], StepPlan]
 """(the step's samples, step) -> its plan; the same on every rank."""
@@ -71,7 +71,8 @@ def pick_device() -> torch.device:
 def join_ranks(*, timeout: timedelta, device: torch.device | None = None) -> Ranks:
     """Meet the other ranks and make the groups of a run; a collective call.
 
-    Joins by torchrun's environment variables, where torch.distributed is not initialised yet.
+    Where torch.distributed is not initialised yet, joins by torchrun's environment variables, or
+    stays alone without them.
 
     Args:
         timeout: Longest wait for another rank.
@@ -81,9 +82,15 @@ def join_ranks(*, timeout: timedelta, device: torch.device | None = None) -> Ran
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        alone = "RANK" not in os.environ
+        cuda = device.type == "cuda"
         dist.init_process_group(
-            backend, timeout=timeout, device_id=device if device.type == "cuda" else None
+            "nccl" if cuda else "gloo",
+            store=dist.HashStore() if alone else None,  # type: ignore[attr-defined]
+            rank=0 if alone else -1,
+            world_size=1 if alone else -1,
+            timeout=timeout,
+            device_id=device if cuda else None,
         )
     log = OrderLog(rank=dist.get_rank())
     transport = Transport(dist.new_group(timeout=timeout), recorder=log)
@@ -131,7 +138,8 @@ def load_model(
         model.gradient_checkpointing_enable({"use_reentrant": False})
     dtype = torch.float64 if precision == "float64" else torch.float32
     nn.Module.to(model, device, dtype)
-    return model.train()
+    model.train()
+    return model
 
 
 def _model_class(folder: Path) -> type[PreTrainedModel]:
@@ -184,23 +192,30 @@ def make_planner(config: RunConfig, *, costs: Costs, ranks: int) -> Planner:
         ConfigError: The ranks do not fill whole nodes.
     """
     section = config.planner
-    common = {
-        "cluster": make_cluster(config, ranks),
-        "costs": costs,
-        "config": PlannerConfig(
-            capacity=section.capacity,
-            encoder_capacity=section.encoder_capacity,
-            sync=section.sync,
-            gate=section.gate,
-            max_degree=section.max_degree,
-        ),
-    }
-    plan: Callable[..., StepPlan] = {
+    plans: dict[Scheduler, Callable[..., StepPlan]] = {
         "dynamic": plan_step,
         "homogeneous": partial(homogeneous_plan, degree=section.degree),
         "random": partial(random_plan, seed=config.seed),
-    }[section.scheduler]
-    return lambda samples, step: plan(samples, step=step, **common)
+    }
+    plan = partial(
+        plans[section.scheduler],
+        cluster=make_cluster(config, ranks),
+        costs=costs,
+        config=planner_config(config),
+    )
+    return lambda samples, step: plan(samples, step=step)
+
+
+def planner_config(config: RunConfig) -> PlannerConfig:
+    """The part of a run's configuration that the planner reads."""
+    section = config.planner
+    return PlannerConfig(
+        capacity=section.capacity,
+        encoder_capacity=section.encoder_capacity,
+        sync=section.sync,
+        gate=section.gate,
+        max_degree=section.max_degree,
+    )
 
 
 def make_executor(model: PreTrainedModel, ranks: Ranks, config: RunConfig) -> StepExecutor:

@@ -1,0 +1,209 @@
+"""Train: take the steps that the loader agreed on, run them, keep their figures and their state.
+
+The loop knows no layout. A step comes with its plan, this rank's samples, and the number of targets
+that all ranks agreed on; the executor leaves the whole step's gradient on every rank; clipping and
+the optimizer do the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dynapar.control import ControlPlane
+from dynapar.data.loader import LoadedStep, StepLoader
+from dynapar.errors import CheckFailedError, ControlError
+from dynapar.plan import StepPlan
+from dynapar.runtime.executor import StepResult
+from dynapar.train import checkpoint
+from dynapar.train.config import RunConfig, read_run_config
+from dynapar.train.metrics import MetricsWriter, RankTimes, StepRecord
+from dynapar.train.parent import follow_parent
+from dynapar.train.run import Run, describe, prepare, resume
+from dynapar.train.screen import Screen
+from dynapar.train.setup import Ranks, numerics
+
+ORDER_LOG = "order_{rank}.jsonl"
+
+
+def train_command(config_path: Path) -> None:
+    """Run `dynapar train CONFIG`, in each process that torchrun starts, or alone.
+
+    Raises:
+        DynaparError: Something of the configuration, the data or the ranks is wrong.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        follow_parent()
+    train(read_run_config(config_path))
+    dist.destroy_process_group()
+
+
+def train(config: RunConfig) -> None:
+    """Train as configured, from the newest checkpoint of the run's folder on.
+
+    Raises:
+        DynaparError: As `prepare` and `resume`; the ranks disagree, or one is gone; the loss is
+            no number.
+    """
+    with lost_rank("while the ranks met"):
+        run = prepare(config)
+        start = resume(run)
+    folder, first = config.checkpoint.folder, run.ranks.rank == 0
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        screen = stack.enter_context(Screen(steps=config.steps, start=start, show=first))
+        for line in describe(run, start):
+            screen.say(line)
+        writer = None
+        if first:
+            for path in folder.glob(ORDER_LOG.format(rank="*")):
+                path.unlink()
+            writer = stack.enter_context(closing(MetricsWriter(folder, start=start)))
+        loader = stack.enter_context(open_loader(run, start, report=screen.say))
+        for step in range(start, config.steps):
+            with lost_rank(f"in step {step + 1}"):
+                record = run_step(run, loader)
+                if writer is not None:
+                    writer.write(record)
+                    screen.say(record.line(steps=config.steps))
+                _keep(run, step + 1, start=start, screen=screen)
+            screen.done(step + 1)
+
+
+def open_loader(run: Run, start: int, *, report: Callable[[str], None]) -> StepLoader:
+    """Start planning, loading and laying out steps, agreed on by all ranks, from `start` on.
+
+    Args:
+        run: The run.
+        start: The first step.
+        report: Gets a line, on rank 0, for each rank whose targets differ from the planned ones.
+    """
+    ranks = run.ranks
+    return StepLoader(
+        index=run.index,
+        sampler=run.sampler,
+        materializer=run.materializer,
+        plan=run.planner,
+        rank=ranks.rank,
+        first=start,
+        steps=run.config.steps,
+        ahead=run.config.lookahead,
+        control=ControlPlane(ranks.control, rank=ranks.rank, ranks=ranks.ranks, report=report),
+        prepare=run.executor.prepare,
+    )
+
+
+def run_step(run: Run, loader: StepLoader) -> StepRecord:
+    """Run the loader's next step: its gradient, clipped, through the optimizer."""
+    began = time.perf_counter()
+    loaded = next(loader)
+    waited = time.perf_counter() - began
+    queue = loaded.prepared
+    assert isinstance(queue, tuple)
+    with numerics(run.config.precision):
+        result = run.executor.run(queue, targets=loaded.targets)
+    norm = _update(run, loaded, result)
+    ranks = gather_times(run.ranks, loaded.plan, result, waited)
+    return StepRecord(
+        plan=loaded.plan,
+        costs=run.costs,
+        loss=result.loss,
+        gradient_norm=norm,
+        targets=loaded.targets,
+        seconds=time.perf_counter() - began,
+        ranks=ranks,
+    )
+
+
+def _update(run: Run, loaded: LoadedStep, result: StepResult) -> float:
+    """Clip and step; the gradient's norm before clipping."""
+    trained = [p for group in run.optimizer.param_groups for p in group["params"]]
+    most = run.config.optimizer.clip_norm
+    norm = float(torch.nn.utils.clip_grad_norm_(trained, math.inf if most is None else most))
+    if not (math.isfinite(result.loss) and math.isfinite(norm)):
+        raise CheckFailedError(
+            f"step {loaded.plan.step + 1}: the loss is {result.loss} and the gradient's norm "
+            f"{norm}; expected finite numbers. The optimizer was not stepped: lower optimizer.lr, "
+            f"and look at the samples {', '.join(loaded.plan.samples.ids[:8])}, ..."
+        )
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def gather_times(
+    ranks: Ranks, plan: StepPlan, result: StepResult, waited: float
+) -> tuple[RankTimes, ...]:
+    """What all ranks measured; a collective call on the data group."""
+    width = 3 + max(map(len, plan.queues))
+    mine = torch.zeros(width, dtype=torch.float64)
+    times = (result.busy_seconds, result.seconds, waited, *result.microbatch_seconds)
+    mine[: len(times)] = torch.tensor(times, dtype=torch.float64)
+    every = [mine]
+    if ranks.ranks > 1:
+        mine = mine.to(ranks.device)
+        ranks.log.record_collective(
+            communicator="data",
+            operation="times",
+            members=range(ranks.ranks),
+            size=mine.nbytes,
+        )
+        every = [torch.empty_like(mine) for _ in range(ranks.ranks)]
+        dist.all_gather(every, mine)
+    rows = [row.tolist() for row in every]
+    return tuple(
+        RankTimes(
+            busy=row[0],
+            step=row[1],
+            waited=row[2],
+            microbatches=tuple(row[3 : 3 + len(plan.queues[rank])]),
+        )
+        for rank, row in enumerate(rows)
+    )
+
+
+def _keep(run: Run, done: int, *, start: int, screen: Screen) -> None:
+    """After `done` steps: the order log of the first ones, a checkpoint where one is due."""
+    config, log = run.config, run.ranks.log
+    folder = config.checkpoint.folder
+    if done - start == config.order_steps:
+        log.save(folder / ORDER_LOG.format(rank=run.ranks.rank))
+    if done - start >= config.order_steps:
+        log.operations.clear()
+    every = config.checkpoint.every
+    if done == config.steps or (every and done % every == 0):
+        path = checkpoint.save(
+            folder,
+            model=run.model,
+            optimizer=run.optimizer,
+            progress=run.progress(done),
+            keep=config.checkpoint.keep,
+        )
+        screen.say(f"step {done}: saved {path}")
+
+
+@contextmanager
+def lost_rank(where: str) -> Iterator[None]:
+    """Say in one line that another rank is gone: the cause is in that rank's output.
+
+    Raises:
+        ControlError: A message to or from another rank failed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not (isinstance(error, dist.DistError) or "gloo" in text):
+            raise
+        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "0")
+        raise ControlError(
+            f"rank {rank} lost another rank {where} ({text.strip().splitlines()[0]}). Look for the "
+            "first error of the other ranks"
+        ) from error

@@ -1,0 +1,194 @@
+"""A run's parts, made ready on all ranks: where it starts, and what it says before it does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from dynapar.catalog import load_model_shape
+from dynapar.costs import Costs, load_costs
+from dynapar.data.index import Index, read_index
+from dynapar.data.materialize import Materializer
+from dynapar.data.sampler import Sampler
+from dynapar.data.sources import open_source
+from dynapar.planner.problem import make_problem
+from dynapar.runtime.executor import StepExecutor
+from dynapar.train import checkpoint
+from dynapar.train.config import RunConfig
+from dynapar.train.setup import (
+    Planner,
+    Ranks,
+    join_ranks,
+    load_model,
+    make_cluster,
+    make_executor,
+    make_optimizer,
+    make_planner,
+    planner_config,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """All that a rank needs to train."""
+
+    config: RunConfig
+    ranks: Ranks
+    costs: Costs
+    planner: Planner
+    index: Index
+    materializer: Materializer
+    sampler: Sampler
+    executor: StepExecutor
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """Whole on every rank."""
+        return self.executor.adapter.model
+
+    @property
+    def identity(self) -> Mapping[str, str | int]:
+        """What a checkpoint of this run must agree with, by the configuration's key."""
+        config = self.config
+        settings = json.loads((config.model / "config.json").read_text(encoding="utf-8"))
+        settings.pop("transformers_version", None)
+        text = json.dumps(settings, sort_keys=True)
+        return {
+            "model": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "seed": config.seed,
+            "batch.samples": config.batch.samples,
+            "batch.block": config.batch.block,
+            "index": self.index.fingerprint,
+            "precision": "float64" if config.precision == "float64" else "float32",
+        }
+
+    def progress(self, step: int) -> checkpoint.Progress:
+        """What a checkpoint after `step` steps says."""
+        return checkpoint.Progress(
+            step=step, loader=self.sampler.state_dict(step), identity=self.identity
+        )
+
+
+def prepare(config: RunConfig) -> Run:
+    """Make a run ready; a collective call of all ranks.
+
+    What can be wrong with the configuration's files is found before the ranks meet.
+
+    Raises:
+        ModelError: The model cannot be built or run.
+        CostsError: The costs file is not one.
+        SourceError: Source and index cannot be read, or do not fit each other or the model.
+        PlanError: A sample of the index fits no number of these ranks.
+    """
+    shape = load_model_shape(str(config.model))
+    costs = load_costs(config.costs)
+    source = open_source(config.source)
+    index = read_index(config.index)
+    materializer = Materializer(shape, source, index)
+    sampler = Sampler(
+        len(index.table),
+        global_batch=config.batch.samples,
+        seed=config.seed,
+        block=config.batch.block,
+    )
+    ranks = join_ranks(timeout=timedelta(seconds=config.timeout_seconds))
+    check_samples(config, index=index, costs=costs, ranks=ranks.ranks)
+    model = load_model(
+        config.model,
+        seed=config.seed,
+        precision=config.precision,
+        recompute=config.recompute,
+        device=ranks.device,
+    )
+    return Run(
+        config=config,
+        ranks=ranks,
+        costs=costs,
+        planner=make_planner(config, costs=costs, ranks=ranks.ranks),
+        index=index,
+        materializer=materializer,
+        sampler=sampler,
+        executor=make_executor(model, ranks, config),
+        optimizer=make_optimizer(model, config.optimizer),
+    )
+
+
+def check_samples(config: RunConfig, *, index: Index, costs: Costs, ranks: int) -> None:
+    """Find the sample that no step could place now, not when its step comes.
+
+    Raises:
+        PlanError: A sample of the index fits no number of these ranks; it is named.
+    """
+    make_problem(
+        index.table,
+        step=0,
+        cluster=make_cluster(config, ranks),
+        costs=costs,
+        config=planner_config(config),
+    )
+
+
+def resume(run: Run) -> int:
+    """Go on from the newest checkpoint of the run's folder; a collective call.
+
+    Returns:
+        The first step to run; 0 without a checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint is of another run (the setting that differs is named), or
+            cannot be read.
+    """
+    # All ranks read the one that rank 0 sees.
+    found = [checkpoint.find_latest(run.config.checkpoint.folder)]
+    dist.broadcast_object_list(found, device=run.ranks.device)
+    if (path := found[0]) is None:
+        return 0
+    progress = checkpoint.read_progress(path)
+    checkpoint.check_identity(path, found=progress, identity=run.identity)
+    run.sampler.load_state_dict(progress.loader)
+    checkpoint.load(path, model=run.model, optimizer=run.optimizer)
+    return progress.step
+
+
+def describe(run: Run, start: int) -> list[str]:
+    """What a run is, in lines for people; `start` is its first step."""
+    config, ranks, table = run.config, run.ranks, run.index.table
+    parameters = [p for p in run.model.parameters()]
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    precision = {"bfloat16": "bfloat16 (autocast, float32 parameters)"}.get(
+        config.precision, config.precision
+    )
+    origin = (
+        "measured"
+        if run.costs.measured
+        else "reference, not measured here: predicted seconds are not this machine's"
+    )
+    cluster = make_cluster(config, ranks.ranks)
+    backend = f"{dist.get_backend()}, {ranks.device.type}"
+    alone = (
+        "" if ranks.ranks > 1 else "; for more: torchrun --nproc-per-node RANKS -m dynapar train"
+    )
+    begins = (
+        f"resumes at step {start + 1} of {config.steps} from its newest checkpoint"
+        if start
+        else f"starts at step 1 of {config.steps}"
+    )
+    return [
+        f"ranks: {ranks.ranks}, {cluster.nodes} x {cluster.ranks_per_node} ({backend}{alone})",
+        f"model: {type(run.model).__name__} of {config.model}, "
+        f"{sum(p.numel() for p in parameters):,} parameters, {trained:,} trained, "
+        f"{precision}, dropout off" + (", recompute" if config.recompute else ""),
+        f"planner: {config.planner.scheduler}, capacity {config.planner.capacity:,} tokens, "
+        f"{config.planner.encoder_capacity:,} encoder tokens; costs {run.costs.name} ({origin})",
+        f"data: {len(table):,} samples, {int(table.llm_tokens.sum()):,} tokens, "
+        f"{config.batch.samples:,} samples a step, seed {config.seed}",
+        f"run: {begins}; folder {config.checkpoint.folder}",
+    ]
