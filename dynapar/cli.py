@@ -41,12 +41,6 @@ class _Usage(Protocol):
     def format_message(self) -> str: ...
 
 
-SOURCE_HELP = (
-    "An index (.parquet), a metadata file or a conversation file (.jsonl, .json), or webdataset "
-    "shards (shards-{000..007}.tar)."
-)
-MODEL_HELP = "A model's folder, or the name of a family that dynapar knows."
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.")]
 
@@ -58,19 +52,62 @@ class Sync(StrEnum):
     MICROBATCH = "microbatch"
 
 
-class Scheduler(StrEnum):
-    """Who plans."""
-
-    DYNAMIC = "dynamic"
-    HOMOGENEOUS = "homogeneous"
-
-
 class Dtype(StrEnum):
     """In what a check computes."""
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
     BF16 = "bf16"
+
+
+PLAN_NEEDS = (
+    "plan needs SOURCE --cluster --capacity --encoder-capacity --global-batch, or "
+    "--check plans.jsonl"
+)
+PlanSource = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="An index (.parquet), a metadata file (.jsonl), or a workload's name.",
+    ),
+]
+ClusterText = Annotated[str | None, typer.Option(metavar="NODESxRANKS", help="The ranks, as 8x8.")]
+Capacity = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="LLM tokens of a rank in a microbatch.")
+]
+EncoderCapacity = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Encoder tokens of a rank in a microbatch.")
+]
+SyncChoice = Annotated[
+    Sync, typer.Option(help="Where ranks meet: DDP step, sharded parameters microbatch.")
+]
+GlobalBatch = Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples of a step.")]
+Steps = Annotated[int, typer.Option(metavar="N", min=1, help="Steps to plan.")]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of the order of samples.")]
+Shuffle = Annotated[
+    bool, typer.Option("--shuffle/--no-shuffle", help="Or keep the source's own order.")
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(metavar="M", help="Folder or name of the model that metadata's sizes are for."),
+]
+CostsFile = Annotated[
+    Path | None, typer.Option(metavar="F", help="A cost file; else the shipped reference.")
+]
+SchedulerName = Annotated[
+    str, typer.Option(metavar="NAME", help="dynamic, homogeneous[:DEGREE] or random.")
+]
+Gate = Annotated[
+    float,
+    typer.Option(metavar="SHARE", min=0.0, help="Keep one degree unless this share is gained."),
+]
+MaxDegree = Annotated[int | None, typer.Option(metavar="N", min=1, help="The largest degree.")]
+PlansOut = Annotated[
+    Path | None, typer.Option(metavar="plans.jsonl", help="Write the plans, one a line.")
+]
+PlansIn = Annotated[
+    Path | None, typer.Option(metavar="plans.jsonl", help="Validate a file of plans instead.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -90,15 +127,77 @@ def _program(
 
 @app.command()
 def index(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)],
-    model: Annotated[str, typer.Option(metavar="M", help=MODEL_HELP)],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A conversation file (.jsonl, .json) or webdataset shards "
+            "(shards-{000..007}.tar).",
+        ),
+    ],
+    model: Annotated[str, typer.Option(metavar="M", help="A model's folder, with tokenizer.")],
     out: Annotated[Path, typer.Option(metavar="X.parquet", help="The index to write.")],
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out and name samples that cannot be read.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Read the lengths of a source's samples from headers alone."""
     from dynapar.index_command import index_command
 
-    index_command(source, model=model, out=out, json=json)
+    index_command(source, model=model, out=out, skip_bad=skip_bad, json=json)
+
+
+@app.command()
+def plan(
+    source: PlanSource = None,
+    cluster: ClusterText = None,
+    capacity: Capacity = None,
+    encoder_capacity: EncoderCapacity = None,
+    sync: SyncChoice = Sync.STEP,
+    global_batch: GlobalBatch = None,
+    steps: Steps = 1,
+    seed: Seed = 0,
+    shuffle: Shuffle = True,
+    model: ModelName = None,
+    costs: CostsFile = None,
+    scheduler: SchedulerName = "dynamic",
+    gate: Gate = 0.0,
+    max_degree: MaxDegree = None,
+    out: PlansOut = None,
+    check: PlansIn = None,
+    json: AsJson = False,
+) -> None:
+    """Plan the steps of a source without running them, or check a file of plans."""
+    from dynapar.plan_command import check_command, plan_command
+
+    if check is not None:
+        if source is not None:
+            raise typer.BadParameter("plan takes SOURCE or --check, not both")
+        check_command(check, costs=costs, json=json)
+        return
+    if source is None or cluster is None or global_batch is None:
+        raise typer.BadParameter(PLAN_NEEDS)
+    if capacity is None or encoder_capacity is None:
+        raise typer.BadParameter(PLAN_NEEDS)
+    plan_command(
+        source,
+        cluster=cluster,
+        capacity=capacity,
+        encoder_capacity=encoder_capacity,
+        sync=sync.value,
+        global_batch=global_batch,
+        steps=steps,
+        seed=seed,
+        shuffle=shuffle,
+        model=model,
+        costs=costs,
+        scheduler=scheduler,
+        gate=gate,
+        max_degree=max_degree,
+        out=out,
+        json=json,
+    )
 
 
 @app.command()

@@ -20,7 +20,7 @@ LEAVES = ("packing", "attention")
 
 FLOORS = (
     ("errors", "config"),
-    ("shapes", "modelfiles", "qwen25vl", "catalog", "cluster"),
+    ("shapes", "modelfiles", "families", "catalog", "cluster"),
     ("costs", "meta", "workloads", "plan"),
     ("planner", "simulate", "control"),
     ("data", "runtime"),
@@ -57,7 +57,9 @@ LIGHT = (
     "dynapar.meta",
     "dynapar.packing",
     "dynapar.plan",
+    "dynapar.plan_command",
     "dynapar.planner",
+    "dynapar.workloads",
 )
 HEAVY = ("torch", "transformers")
 
