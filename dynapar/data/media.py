@@ -74,8 +74,9 @@ def _image_size(item: MediaFile) -> MediaSize:
 
 
 def _orientation(image: Image.Image) -> int:
-    # PIL decodes a whole PNG in search of EXIF data behind its pixels; those are left alone.
-    if image.format == "PNG" and "exif" not in image.info:
+    # Pillow turns a TIFF itself, and decodes a whole PNG in search of EXIF data behind its pixels;
+    # such data are left alone.
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
         return 1
     return int(image.getexif().get(_ORIENTATION, 1))
 

@@ -38,10 +38,11 @@ def video_size(item: MediaFile) -> MediaSize:
             if frames <= 0:
                 counted = True
                 frames = sum(1 for packet in container.demux(stream) if packet.size > 0)
-            if not rate or frames < 1:
+            if not rate or min(frames, stream.height, stream.width) < 1:
                 raise SampleError(
-                    f"{item.name} in {item.path} has {frames} frames and frame rate {rate}; "
-                    "expected 1 or more of each. Remove the sample or repair the file."
+                    f"{item.name} in {item.path} cannot be read: it has {frames} frames of "
+                    f"{stream.height} x {stream.width} pixels at frame rate {rate}. Repair it or "
+                    "remove the sample."
                 )
             return MediaSize(stream.height, stream.width, frames, float(rate), counted)
     except (OSError, av.FFmpegError) as error:
