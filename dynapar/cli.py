@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, cast
 import typer
 
 import dynapar
-from dynapar.errors import DynaparError, SourceError
+from dynapar.errors import ConfigError, DynaparError, SourceError
 
 if TYPE_CHECKING:
     from dynapar.console import Cell
@@ -62,7 +62,7 @@ class Dtype(StrEnum):
 
 PLAN_NEEDS = (
     "plan needs SOURCE --cluster --capacity --encoder-capacity --global-batch, or "
-    "--check plans.jsonl"
+    "--check plans.jsonl. See `dynapar plan --help`"
 )
 PlanSource = Annotated[
     str | None,
@@ -173,13 +173,13 @@ def plan(
 
     if check is not None:
         if source is not None:
-            raise typer.BadParameter("plan takes SOURCE or --check, not both")
+            raise ConfigError("plan takes SOURCE or --check, not both. See `dynapar plan --help`")
         check_command(check, costs=costs, json=json)
         return
     if source is None or cluster is None or global_batch is None:
-        raise typer.BadParameter(PLAN_NEEDS)
+        raise ConfigError(PLAN_NEEDS)
     if capacity is None or encoder_capacity is None:
-        raise typer.BadParameter(PLAN_NEEDS)
+        raise ConfigError(PLAN_NEEDS)
     plan_command(
         source,
         cluster=cluster,

@@ -67,7 +67,7 @@ def show_table(title: str, rows: Sequence[Mapping[str, Cell]]) -> None:
 
 def _text(value: Cell) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else value
 
 

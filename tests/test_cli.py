@@ -11,7 +11,7 @@ import pytest
 
 from dynapar import __version__
 from dynapar.cli import main
-from dynapar.console import progress, show_table
+from dynapar.console import Cell, progress, show_table
 from dynapar.runtime.order import OrderLog
 from tests.test_architecture import heavy_after
 
@@ -94,6 +94,13 @@ def test_a_tracebacks_place_is_behind_debug(tmp_path: Path) -> None:
     assert "SourceError" in debug.stderr
 
 
+def test_plan_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    line = failed(capsys, 2, "plan", "docs", "--cluster", "1x4")
+    assert line.startswith("error: plan needs SOURCE --cluster --capacity --encoder-capacity")
+    line = failed(capsys, 2, "plan", "docs", "--check", "plans.jsonl")
+    assert line.startswith("error: plan takes SOURCE or --check, not both")
+
+
 def save_logs(folder: Path, *, crossed: bool) -> None:
     """Two ranks that exchange on two communicators, in one order or in opposite ones."""
     for rank in range(2):
@@ -123,10 +130,11 @@ def test_check_order_names_a_cycle(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_table_in_a_pipe_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
     name = "[b]" + "x" * 200
-    show_table("wide [not markup]", [{"name": name, "tokens": 1234567, "gap": 0.01234567}])
-    title, *_, row, _ = capsys.readouterr().out.splitlines()
+    row: dict[str, Cell] = {"name": name, "tokens": 1234567, "gap": 0.01234567, "ms": 118034.5}
+    show_table("wide [not markup]", [row])
+    title, *_, shown, _ = capsys.readouterr().out.splitlines()
     assert title.strip() == "wide [not markup]"
-    assert row.split()[1::2] == [name, "1,234,567", "0.01235"]
+    assert shown.split()[1::2] == [name, "1,234,567", "0.01235", "118,034"]
 
 
 def test_a_table_without_rows_is_its_title(capsys: pytest.CaptureFixture[str]) -> None:
