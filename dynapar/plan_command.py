@@ -252,13 +252,13 @@ def plan_command(
         scheduler=scheduler,
     )
     rows = list(_run(request, out))
-    title = f"{source} on {cluster}, {_origin(used)}"
     if json:
         show_json({"costs": used.name, "measured": used.measured, "steps": rows})
     else:
-        show_table(title, rows)
+        show_table(f"{source} on {cluster}", rows)
+        print(f"Times by {_origin(used)}.")
         if out is not None:
-            print(f"plans written to {out}; check them with: dynapar plan --check {out}")
+            print(f"Plans written to {out}; check them with: dynapar plan --check {out}")
 
 
 def check_command(path: Path, *, costs: Path | None = None, json: bool = False) -> None:
@@ -276,7 +276,7 @@ def check_command(path: Path, *, costs: Path | None = None, json: bool = False) 
 
 def _origin(costs: Costs) -> str:
     if costs.measured:
-        return f"costs {costs.name} (measured)"
+        return f"measured costs {costs.name}"
     return f"reference costs {costs.name} (not measured here: compare plans, not clocks)"
 
 

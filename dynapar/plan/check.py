@@ -288,5 +288,7 @@ def _price_problems(plan: StepPlan, costs: Costs) -> Iterator[str]:
 def _value_problems(plan: StepPlan) -> Iterator[str]:
     if plan.lower_bound > plan.makespan:
         yield f"lower_bound {plan.lower_bound} is above the makespan {plan.makespan}"
+    if plan.homogeneous_degree and plan.makespan > plan.homogeneous_makespan:
+        yield f"makespan {plan.makespan} is above homogeneous {plan.homogeneous_makespan}"
     if plan.homogeneous_degree and plan.lower_bound > plan.homogeneous_makespan:
         yield f"lower_bound {plan.lower_bound} is above homogeneous {plan.homogeneous_makespan}"
