@@ -13,13 +13,14 @@ from types import MappingProxyType
 
 from .calls import AttentionError, Kernel, Request
 from .kernels_cpu import CpuFlash
+from .kernels_cuda import CudaFlash
 from .kernels_flash2 import Flash2
 from .kernels_math import Math
 
 log = logging.getLogger(__name__)
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
-    {kernel.name: kernel for kernel in (Flash2(), CpuFlash(), Math())}
+    {kernel.name: kernel for kernel in (Flash2(), CudaFlash(), CpuFlash(), Math())}
 )
 
 

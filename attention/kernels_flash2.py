@@ -30,14 +30,8 @@ class Flash2:
 
     def unusable(self, request: Request) -> str | None:
         """Why the kernel cannot run this, or None."""
-        if request.device != "cuda":
-            return f"it runs on CUDA, not on {request.device}"
-        if request.softcap:
-            return "its softcap is not connected here"
-        if request.dtype not in (torch.float16, torch.bfloat16):
-            return f"it has float16 and bfloat16, not {request.dtype}"
-        if request.head_dim > 256 or request.head_dim % 8:
-            return f"it has head dimensions of 8 to 256 by 8, not {request.head_dim}"
+        if reason := limits(request):
+            return reason
         try:
             importlib.import_module(MODULE)
         except ImportError as error:
@@ -124,6 +118,19 @@ class Flash2:
             False,
         )
         return dq, dk, dv
+
+
+def limits(request: Request) -> str | None:
+    """Why no kernel of the flash-attn 2 family can run this, or None."""
+    if request.device != "cuda":
+        return f"it runs on CUDA, not on {request.device}"
+    if request.softcap:
+        return "its softcap is not connected here"
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return f"it has float16 and bfloat16, not {request.dtype}"
+    if request.head_dim > 256 or request.head_dim % 8:
+        return f"it has head dimensions of 8 to 256 by 8, not {request.head_dim}"
+    return None
 
 
 def _flash_attn() -> ModuleType:

@@ -77,6 +77,27 @@ def test_flash_attn_2_is_called_by_its_signature(
     assert ring_error(KERNELS["flash_attn_2"], degree, None, bands) < 5e-6
 
 
+def test_torchs_cuda_op_is_called_by_its_schema() -> None:
+    """On the meta device, which checks arguments and shapes and computes nothing."""
+    kernel = KERNELS["cuda_flash"]
+    plan = plan_attention(LENGTHS, degree=2, bands=BANDS)
+    meta = torch.device("meta")
+    tokens, fetched = plan.tokens[0], plan.fetched(0)
+    q = torch.empty(tokens, 6, 16, dtype=torch.bfloat16, device=meta)
+    for source, rows in ((0, tokens), (1, fetched)):
+        k = torch.empty(rows, 2, 16, dtype=torch.bfloat16, device=meta)
+        calls = plan.prepare(0).calls(kernel, meta, [0, 1])[source]
+        assert calls
+        for call in calls:
+            out, lse = kernel.forward(q, k, k, call, scale=0.3, softcap=None)
+            assert out.shape == (sum(call.queries), 6, 16)
+            assert lse.shape == (sum(call.queries), 6)
+            all_lse = torch.empty(tokens, 6, device=meta)
+            grads = kernel.backward(q, q, k, k, q, all_lse, call, scale=0.3, softcap=None)
+            assert grads[0].shape == out.shape
+            assert grads[1].shape == grads[2].shape == (sum(call.keys), 2, 16)
+
+
 def test_auto_takes_the_cpu_op_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     choose.cache_clear()
     with caplog.at_level(logging.INFO, logger="dynapar.attention.kernels"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dynapar.attention.bands import Bands, causal, full, prefix, spans, window
+from dynapar.attention.bands import UNLIMITED, Band, Bands, causal, full, prefix, spans, window
 from dynapar.attention.calls import Call, blocks, visible
 from dynapar.attention.kernels import KERNELS
 from dynapar.attention.plan import AttentionPlan, plan_attention
@@ -19,8 +19,23 @@ Counts = NDArray[np.int64]
 
 
 @st.composite
+def grids(draw: st.DrawFn, length: int) -> Bands:
+    """Four rectangles, each cut by diagonals of its own."""
+    bound = st.integers(-length, length)
+    row, column = draw(st.integers(0, length)), draw(st.integers(0, length))
+    bands = []
+    for q0, q1 in ((0, row), (row, length)):
+        for k0, k1 in ((0, column), (column, length)):
+            lo, hi = draw(st.just(-UNLIMITED) | bound), draw(st.just(UNLIMITED) | bound)
+            bands.append(Band(q0, q1, k0, k1, lo, hi))
+    return tuple(bands)
+
+
+@st.composite
 def masks(draw: st.DrawFn, length: int) -> Bands:
-    kind = draw(st.sampled_from(["causal", "full", "window", "prefix", "spans"]))
+    kind = draw(st.sampled_from(["causal", "full", "window", "prefix", "spans", "grid"]))
+    if kind == "grid":
+        return draw(grids(length))
     if kind == "window":
         return window(length, width=draw(st.integers(1, length + 1)))
     if kind == "prefix":
