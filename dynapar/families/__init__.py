@@ -1,0 +1,1 @@
+"""Families of models: formulas by building block, readers of their files, released values."""
