@@ -48,6 +48,11 @@ class Progress:
     """By the configuration's key, what must be equal in the run that goes on from here."""
 
 
+def directory(folder: Path, step: int) -> Path:
+    """Of the checkpoint after `step` steps."""
+    return folder / f"step-{step:08d}"
+
+
 def find_latest(folder: Path) -> Path | None:
     """The newest complete checkpoint in a folder, or None.
 
@@ -79,7 +84,7 @@ def save(
     Returns:
         The checkpoint's directory.
     """
-    path = folder / f"step-{progress.step:08d}"
+    path = directory(folder, progress.step)
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first and path.exists():
         shutil.rmtree(path)  # of a save that was cut off: a complete one is gone on from
@@ -109,13 +114,13 @@ def _tidy(folder: Path, keep: int) -> None:
 
 
 def read_progress(path: Path) -> Progress:
-    """What a checkpoint says of its run, without its tensors; not a collective call.
+    """What a checkpoint says of its run, without its tensors; a collective call.
 
     Raises:
         CheckpointError: The checkpoint is incomplete, damaged, or of another version.
     """
     state: State = {_RUN: ""}
-    _load(state, path, alone=True)
+    _load(state, path)
     run = json.loads(str(state[_RUN]))
     if run["version"] != VERSION:
         raise CheckpointError(
@@ -169,7 +174,7 @@ def load(path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
         # has no state, and none is made up for it.
         if kept:
             optimizer.state[parameter] = kept
-    _load(state, path, alone=False)
+    _load(state, path)
 
 
 def _model_state(model: nn.Module) -> State:
@@ -192,9 +197,9 @@ def _metadata(path: Path) -> Metadata:
         raise _damaged(path, error) from error
 
 
-def _load(state: State, path: Path, *, alone: bool) -> None:
+def _load(state: State, path: Path) -> None:
     try:
-        load_shards(state, checkpoint_id=path, no_dist=alone)
+        load_shards(state, checkpoint_id=path)
     except (CheckpointException, OSError, EOFError, ValueError) as error:
         raise _damaged(path, error) from error
 

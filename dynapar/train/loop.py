@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from dynapar.control import ControlPlane
 from dynapar.data.loader import LoadedStep, StepLoader
-from dynapar.errors import CheckFailedError, ControlError
+from dynapar.errors import CheckFailedError, ControlError, DynaparError
 from dynapar.plan import StepPlan
 from dynapar.runtime.executor import StepResult
 from dynapar.train import checkpoint
@@ -173,9 +174,10 @@ def _keep(run: Run, done: int, *, start: int, screen: Screen) -> None:
     """After `done` steps: the order log of the first ones, a checkpoint where one is due."""
     config, log = run.config, run.ranks.log
     folder = config.checkpoint.folder
-    if done - start == config.order_steps:
+    recorded = min(start + config.order_steps, config.steps)
+    if done == recorded:
         log.save(folder / ORDER_LOG.format(rank=run.ranks.rank))
-    if done - start >= config.order_steps:
+    if done >= recorded:
         log.operations.clear()
     every = config.checkpoint.every
     if done == config.steps or (every and done % every == 0):
@@ -199,11 +201,13 @@ def lost_rank(where: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = str(error)
-        if not (isinstance(error, dist.DistError) or "gloo" in text):
+        text, ours = str(error), isinstance(error, DynaparError)
+        if ours or not (isinstance(error, dist.DistError) or "gloo" in text):
             raise
         rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "0")
+        # Gloo's begins with the place in its source and ends with advice.
+        reason = re.sub(r"^\[\S*\.cc:\d+\] ", "", text.strip().splitlines()[0]).split(". ")[0]
         raise ControlError(
-            f"rank {rank} lost another rank {where} ({text.strip().splitlines()[0]}). Look for the "
-            "first error of the other ranks"
+            f"rank {rank} lost another rank {where} ({reason}). Look for the first error of the "
+            "other ranks"
         ) from error

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
@@ -18,6 +21,8 @@ from dynapar.data.index import Index, read_index
 from dynapar.data.materialize import Materializer
 from dynapar.data.sampler import Sampler
 from dynapar.data.sources import open_source
+from dynapar.errors import PlanError
+from dynapar.meta import SampleTable
 from dynapar.planner.problem import make_problem
 from dynapar.runtime.executor import StepExecutor
 from dynapar.train import checkpoint
@@ -100,6 +105,10 @@ def prepare(config: RunConfig) -> Run:
         block=config.batch.block,
     )
     ranks = join_ranks(timeout=timedelta(seconds=config.timeout_seconds))
+    planner = make_planner(config, costs=costs, ranks=ranks.ranks)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _compile(planner, index.table, config.batch.samples)
+    dist.barrier()
     check_samples(config, index=index, costs=costs, ranks=ranks.ranks)
     model = load_model(
         config.model,
@@ -112,13 +121,20 @@ def prepare(config: RunConfig) -> Run:
         config=config,
         ranks=ranks,
         costs=costs,
-        planner=make_planner(config, costs=costs, ranks=ranks.ranks),
+        planner=planner,
         index=index,
         materializer=materializer,
         sampler=sampler,
         executor=make_executor(model, ranks, config),
         optimizer=make_optimizer(model, config.optimizer),
     )
+
+
+def _compile(planner: Planner, table: SampleTable, samples: int) -> None:
+    """Compile the planner's kernels once a machine, where all its ranks would at the same time."""
+    shortest = np.argsort(table.llm_tokens, kind="stable")[:samples]
+    with suppress(PlanError):  # check_samples will name the sample, on all ranks
+        planner(table.take(shortest), 0)
 
 
 def check_samples(config: RunConfig, *, index: Index, costs: Costs, ranks: int) -> None:
@@ -177,9 +193,10 @@ def describe(run: Run, start: int) -> list[str]:
         "" if ranks.ranks > 1 else "; for more: torchrun --nproc-per-node RANKS -m dynapar train"
     )
     begins = (
-        f"resumes at step {start + 1} of {config.steps} from its newest checkpoint"
+        f"resumes at step {start + 1} of {config.steps} "
+        f"from {checkpoint.directory(config.checkpoint.folder, start)}"
         if start
-        else f"starts at step 1 of {config.steps}"
+        else f"starts at step 1 of {config.steps}; folder {config.checkpoint.folder}"
     )
     return [
         f"ranks: {ranks.ranks}, {cluster.nodes} x {cluster.ranks_per_node} ({backend}{alone})",
@@ -190,5 +207,5 @@ def describe(run: Run, start: int) -> list[str]:
         f"{config.planner.encoder_capacity:,} encoder tokens; costs {run.costs.name} ({origin})",
         f"data: {len(table):,} samples, {int(table.llm_tokens.sum()):,} tokens, "
         f"{config.batch.samples:,} samples a step, seed {config.seed}",
-        f"run: {begins}; folder {config.checkpoint.folder}",
+        f"run: {begins}",
     ]

@@ -1,0 +1,300 @@
+"""Whole runs: in one process, and on real ranks, one of which may be killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dynapar.cli import main
+from dynapar.errors import CheckFailedError
+from dynapar.plan import plan_from_json, validate
+from dynapar.runtime.order import OrderLog, replay
+from dynapar.train.config import read_run_config
+from dynapar.train.loop import train
+from dynapar.train.metrics import METRICS, PLANS, read_steps
+from tests.distributed import run_ranks
+from tests.train.tiny import write_config, write_model, write_run, write_source
+
+Killed = tuple[Path, "subprocess.CompletedProcess[str]"]
+
+STEPS = 5
+KEPT = {"folder": "run", "every": 2}
+
+
+def check_train(rank: int, config: Path) -> None:
+    train(read_run_config(config))
+
+
+def rows(config: Path) -> list[Any]:
+    return list(read_steps(read_run_config(config).checkpoint.folder / METRICS))
+
+
+def check_order(folder: Path, ranks: int) -> None:
+    logs = [OrderLog.load(path) for path in sorted(folder.glob("order_*.jsonl"))]
+    assert len(logs) == ranks
+    assert any(op.operation == "closing pass" for op in logs[0].operations)
+    replay(logs)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a run on four ranks that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    config = write_run(folder, steps=STEPS, checkpoint=KEPT)
+    run_ranks(check_train, 4, folder, config)
+    return config
+
+
+def test_a_run_says_what_each_step_did(unbroken: Path) -> None:
+    folder = unbroken.parent / "run"
+    steps = rows(unbroken)
+    assert [row["step"] for row in steps] == list(range(STEPS))
+    for row, line in zip(steps, (folder / PLANS).read_text().splitlines(), strict=True):
+        plan = plan_from_json(json.loads(line))
+        validate(plan)
+        assert row["ids"] == list(plan.samples.ids)
+        assert row["tokens"] == plan.samples.llm_tokens.sum()
+        assert row["targets"] == row["planned_targets"] == plan.samples.label_tokens.sum()
+        assert sum(row["degrees"].values()) == len(plan.samples)
+        assert row["gap"] == pytest.approx(row["makespan"] / row["lower_bound"] - 1)
+        assert row["costs"] == {"name": "h100_7b", "measured": False}
+        for times, queue in zip(row["ranks"], plan.queues, strict=True):
+            assert len(times["microbatches"]) == len(queue)
+            assert sum(times["microbatches"]) <= times["step"]
+            assert times["busy"] > 0
+    degrees = {degree for row in steps for degree in row["degrees"]}
+    assert len(degrees) > 1, "the layouts of this run should change"
+    check_order(folder, 4)
+
+
+@pytest.fixture(scope="module")
+def killed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Killed:
+    """The same run under torchrun, whose rank 1 is killed after its third step."""
+    folder = tmp_path_factory.mktemp("killed")
+    config = write_run(folder, steps=STEPS, checkpoint=KEPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    done = subprocess.run(
+        [*command, "-m", "tests.train.killed", str(config), "1", "3"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return config, done
+
+
+def test_the_peers_of_a_killed_rank_end_at_once_and_say_so(
+    killed: Killed,
+) -> None:
+    config, done = killed
+    assert done.returncode == 1
+    assert "step 3/5" in done.stdout
+    assert "step 4/5" not in done.stdout
+    assert "Signal 9 (SIGKILL)" in done.stderr
+    # Torchrun's own traceback is the only one.
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert [row["step"] for row in rows(config)] in ([0, 1], [0, 1, 2])
+
+
+@pytest.mark.parametrize("ranks", [4, 3])
+def test_a_killed_run_goes_on_exactly(
+    ranks: int,
+    unbroken: Path,
+    killed: Killed,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "again"
+    shutil.copytree(killed[0].parent, folder)
+    config = folder / killed[0].name
+    run_ranks(check_train, ranks, tmp_path, config)
+    want, got = rows(unbroken), rows(config)
+    assert [row["ids"] for row in got] == [row["ids"] for row in want]
+    assert [len(row["ranks"]) for row in got] == [4, 4, ranks, ranks, ranks]
+    losses, expected = [row["loss"] for row in got], [row["loss"] for row in want]
+    if ranks == 4:
+        assert losses == expected
+    else:
+        assert losses == pytest.approx(expected, rel=1e-4)
+    check_order(folder / "run", ranks)
+
+
+def test_more_ranks_than_samples_train_on_a_fixed_batch(tmp_path: Path) -> None:
+    config = write_run(
+        tmp_path,
+        samples=2,
+        batch={"samples": 2},
+        planner={"capacity": 400, "encoder_capacity": 64, "max_degree": 1},
+        steps=8,
+    )
+    run_ranks(check_train, 4, tmp_path, config)
+    steps = rows(config)
+    for row in steps:
+        assert sorted(row["ids"]) == ["s0", "s1"]
+        assert sorted(map(len, row["queues"])) == [0, 0, 1, 1]
+    assert steps[-1]["loss"] < 0.8 * steps[0]["loss"]
+    check_order(tmp_path / "run", 4)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A run in this process, which is its only rank."""
+    torch.set_num_threads(1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+PLANNER = {"capacity": 400, "encoder_capacity": 400}
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_run_that_was_cut_goes_on_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = write_run(tmp_path, planner=PLANNER, checkpoint={"folder": "whole"})
+    train(read_run_config(whole))
+    dist.destroy_process_group()
+    assert "starts at step 1 of 4" in capsys.readouterr().out
+    for steps in (1, 3, 4):
+        cut = write_config(
+            tmp_path, "cut.yaml", planner=PLANNER, checkpoint={"folder": "cut"}, steps=steps
+        )
+        train(read_run_config(cut))
+        dist.destroy_process_group()
+    text = capsys.readouterr().out
+    assert f"resumes at step 4 of 4 from {tmp_path / 'cut' / 'step-00000003'}" in text
+    for key in ("ids", "loss", "gradient_norm", "targets", "plan_digest"):
+        assert [row[key] for row in rows(cut)] == [row[key] for row in rows(whole)], key
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_run_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_run(tmp_path, planner=PLANNER, steps=1)
+    train(read_run_config(config))
+    text = capsys.readouterr().out
+    for part in (
+        "ranks: 1, 1 x 1 (gloo, cpu; for more: torchrun --nproc-per-node",
+        "parameters",
+        "float32, dropout off",
+        "costs h100_7b (reference, not measured here",
+        "starts at step 1 of 1; folder",
+        "degrees 1x6  gap",
+        "s (reference costs)  measured",
+    ):
+        assert part in text, text
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [
+        ({"precision": "float64"}, 1e-5),
+        ({"precision": "bfloat16"}, 3e-2),
+        ({"recompute": True}, 0.0),
+        ({"loss_chunk": 7}, 1e-6),
+    ],
+    ids=str,
+)
+def test_precisions_and_recomputation_train_alike(
+    changes: dict[str, Any], tolerance: float, tmp_path: Path
+) -> None:
+    plain = write_run(tmp_path, planner=PLANNER, steps=2, checkpoint={"folder": "plain"})
+    train(read_run_config(plain))
+    dist.destroy_process_group()
+    other = write_config(
+        tmp_path, "other.yaml", planner=PLANNER, steps=2, checkpoint={"folder": "other"}, **changes
+    )
+    train(read_run_config(other))
+    losses = [row["loss"] for row in rows(other)]
+    assert losses == pytest.approx([row["loss"] for row in rows(plain)], rel=tolerance, abs=0)
+    assert changes.get("precision") != "float64" or losses != [row["loss"] for row in rows(plain)]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+    config = write_run(tmp_path, planner=PLANNER, optimizer={"lr": 1e30}, steps=3)
+    with pytest.raises(CheckFailedError, match=r"step 2: the loss is .*expected finite"):
+        train(read_run_config(config))
+    assert [math.isfinite(row["loss"]) for row in rows(config)] == [True]
+
+
+def refused(config: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line by which `dynapar train` refuses a configuration."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(["train", str(config)])
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
+def test_an_unknown_key_is_answered_with_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, planner={**PLANNER, "max_degre": 2})
+    assert "has no key 'max_degre'; the nearest is 'max_degree'" in refused(config, capsys)
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_index_of_other_settings_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_run(tmp_path, planner=PLANNER)
+    pixels = tmp_path / "model" / "preprocessor_config.json"
+    pixels.write_text(pixels.read_text().replace("4096", "2048"))
+    error = refused(config, capsys)
+    assert "index.parquet" in error
+    assert "max_pixels" in error
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_source_that_changed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_run(tmp_path, planner=PLANNER)
+    write_source(tmp_path / "data", samples=21)
+    assert "index.parquet" in refused(config, capsys)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_sample_that_no_rank_holds_is_named_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_run(tmp_path)
+    error = refused(config, capsys)
+    assert "1 rank x capacity 160 hold 160. Raise capacity" in error
+    assert not (tmp_path / "run" / METRICS).exists()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_checkpoint_of_another_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(read_run_config(write_run(tmp_path, planner=PLANNER, steps=1)))
+    dist.destroy_process_group()
+    capsys.readouterr()
+    for changes, message in (
+        ({"seed": 3}, "its seed is 0, the configuration's is 3"),
+        ({"batch": {"samples": 5}}, "its batch.samples is 6, the configuration's is 5"),
+        ({"precision": "float64"}, "its precision is 'float32', the configuration's is 'float64'"),
+        ({"model": "other"}, "its model is"),
+    ):
+        if changes.get("model"):
+            write_model(tmp_path / "other", hidden_act="gelu")
+        config = write_config(tmp_path, "other.yaml", planner=PLANNER, **changes)
+        assert message in refused(config, capsys)
+        dist.destroy_process_group()
