@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from dynapar.attention.api import attend
 from dynapar.attention.bands import Bands, causal, full, window
+from dynapar.attention.calls import Request
 from dynapar.attention.exchange import Transport
-from dynapar.attention.kernels import KERNELS, Request
+from dynapar.attention.kernels import KERNELS
 from dynapar.attention.plan import plan_attention
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.executor import StepExecutor
@@ -74,9 +75,10 @@ def _distance(got: Tensor, want: Tensor) -> float:
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("group")
 def test_a_step_on_one_gpu_is_the_reference(autocast: torch.dtype | None) -> None:
-    model, exact, low = (small_model().cuda() for _ in range(3))
-    samples = make_samples(model.cpu())
-    model.cuda()
+    model, exact, low = (small_model() for _ in range(3))
+    samples = make_samples(model)
+    for each in (model, exact, low):
+        nn.Module.cuda(each)
     step: list[Written] = [([0], {row: [0]}) for row in range(len(samples))]
     executor = StepExecutor(Adapter(model), transport=Transport(), autocast=autocast)
     queue = executor.prepare(hand_plan(samples, 1, step), dict(enumerate(samples)))
