@@ -125,28 +125,6 @@ class Index:
         """Sizes of a sample's media, in the order of their placeholders."""
         return tuple(Medium(**medium) for medium in self.places.column("media")[row].as_py())
 
-    def take(self, rows: IntArray) -> SampleTable:
-        """The samples at `rows` as a step's table.
-
-        A step that passes the end of an epoch, or is larger than the source, may hold a sample
-        twice; the later ones bear "#2", "#3", ... after their id, so that ids stay unique.
-        """
-        table = self.table.take(rows)
-        seen: dict[str, int] = {}
-        ids = []
-        for id in table.ids:
-            seen[id] = seen.get(id, 0) + 1
-            ids.append(id if seen[id] == 1 else f"{id}#{seen[id]}")
-        return SampleTable(
-            ids=tuple(ids),
-            llm_tokens=table.llm_tokens,
-            text_tokens=table.text_tokens,
-            label_tokens=table.label_tokens,
-            modalities=table.modalities,
-            unit_offsets=table.unit_offsets,
-            unit_tokens=table.unit_tokens,
-        )
-
     def check(self, *, source: Source, shape: ModelShape, tokenizer: str) -> None:
         """Refuse a source or a model other than those that the index was made with.
 

@@ -188,7 +188,7 @@ class StepLoader:
     def _load(self, step: int) -> LoadedStep:
         began = time.perf_counter()
         rows = self._sampler.rows(step)
-        plan = self._plan(self._index.take(rows), step)
+        plan = self._plan(self._index.table.draw(rows), step)
         samples = self._load_samples(plan, rows)
         agreement, stubs = None, tuple(s.id for s in samples.values() if s.stub)
         if self._control is not None:
