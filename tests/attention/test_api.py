@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -100,18 +101,28 @@ def test_operators_are_well_formed() -> None:
             )
 
 
-def test_compiles_into_one_graph() -> None:
-    plan = bound()
-    q, k, v = tensors()
+def test_compiles_into_one_graph_that_serves_other_plans() -> None:
+    graphs: list[torch.fx.GraphModule] = []
 
-    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def backend(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        compiled: Callable[..., object] = aot_eager(graph, examples)
+        return compiled
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, plan: BoundPlan) -> Tensor:
         return attend(q * 2, k, v, plan).sin()
 
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    want = torch.autograd.grad(layer(q, k, v).sum(), (q, k, v))
-    got = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v))
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    for length in (10, 11, 12, 13):
+        plan = plan_attention([length], degree=1, bands=[causal(length)])
+        one = plan.bind(ranks=[0], transport=Transport())
+        q, k, v = tensors(tokens=length)
+        want = torch.autograd.grad(layer(q, k, v, one).sum(), (q, k, v))
+        got = torch.autograd.grad(compiled(q, k, v, one).sum(), (q, k, v))
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    # One for the first shapes and handle, one in which both may change.
+    assert len(graphs) == 2
 
 
 @pytest.fixture
