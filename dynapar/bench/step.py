@@ -103,7 +103,7 @@ def compare_layouts(config: RunConfig, *, steps: int, repeats: int, ranks: int) 
     Args:
         config: Of the run; the batches are its first `steps`.
         steps: Global batches.
-        repeats: How often each is run in each layout, after one run that is not counted.
+        repeats: How often each is run in each layout; the first one once more, not counted.
         ranks: Processes, of one thread each.
 
     Raises:
@@ -190,10 +190,12 @@ def measure_rank(rank: int, job: Job) -> Readings:
     for number, step in enumerate(job.steps):
         queues = _queues(executor, batches, step, rank)
         targets = int(batches.take(step.rows).label_tokens.sum())
-        runs = [_run(executor, queues, number + k, targets) for k in range(job.repeats + 1)]
-        busy.append(tuple(tuple(run[0]) for run in runs[1:]))
-        wall.append(tuple(tuple(run[1]) for run in runs[1:]))
-        loss.append(tuple(tuple(run[2]) for run in runs[1:]))
+        if number == 0:
+            _run(executor, queues, 0, targets)  # first calls make connections and buffers
+        runs = [_run(executor, queues, number + k, targets) for k in range(job.repeats)]
+        busy.append(tuple(tuple(run[0]) for run in runs))
+        wall.append(tuple(tuple(run[1]) for run in runs))
+        loss.append(tuple(tuple(run[2]) for run in runs))
         if rank == 0:
             say(f"step {number + 1} of {len(job.steps)}")
     return Readings(busy=tuple(busy), wall=tuple(wall), loss=tuple(loss))

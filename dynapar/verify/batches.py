@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from dynapar.data.sampler import Sampler
 from dynapar.data.samples import LoadedSample
 from dynapar.data.sources import open_source
 from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
-from dynapar.plan import StepPlan
+from dynapar.plan import Placement, StepPlan
 from dynapar.train.config import RunConfig
 
 
@@ -60,25 +61,41 @@ class Batches:
         units = len(self.table.units(row))
         return self._materializer.load(row, units=frozenset(range(units)))
 
-    def of_rank(self, plan: StepPlan, rows: Sequence[int], rank: int) -> dict[int, LoadedSample]:
+    def of_rank(
+        self,
+        plan: StepPlan,
+        rows: Sequence[int],
+        rank: int,
+        *,
+        stubs: Mapping[int, str] = MappingProxyType({}),
+    ) -> dict[int, LoadedSample]:
         """What a rank's microbatches hold, by row of the plan, with the units that it encodes.
 
         Args:
             plan: Of the step.
             rows: Of the index, by row of the plan's sample table.
             rank: The rank.
+            stubs: Rows of the index that could not be loaded, and why. A rank that decodes no
+                media of such a sample would not notice.
         """
-        return {
-            placement.sample: self._materializer.load(
-                rows[placement.sample],
-                units=frozenset(
-                    unit for unit, encoder in enumerate(placement.encoders) if encoder == rank
-                ),
+        found = {}
+        for placement in _placements(plan, rank):
+            row = rows[placement.sample]
+            units = frozenset(
+                unit for unit, encoder in enumerate(placement.encoders) if encoder == rank
             )
-            for number in plan.queues[rank]
-            if number is not None
-            for placement in plan.microbatches[number].placements
-        }
+            found[placement.sample] = (
+                self._materializer.stub(row, units=units, reason=stubs[row])
+                if row in stubs
+                else self._materializer.load(row, units=units)
+            )
+        return found
+
+
+def _placements(plan: StepPlan, rank: int) -> Iterator[Placement]:
+    for number in plan.queues[rank]:
+        if number is not None:
+            yield from plan.microbatches[number].placements
 
 
 def modalities(table: SampleTable) -> dict[str, int]:

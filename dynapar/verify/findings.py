@@ -26,8 +26,8 @@ class Batch:
     tokens: int
     modalities: Mapping[str, int]
     """Samples by what they hold."""
-    stubs: tuple[str, ...]
-    """Ids of samples that could not be loaded; they have no loss, here and on the ranks."""
+    stubs: Mapping[int, str]
+    """Rows of samples that could not be loaded, and why; they have no loss, here and on ranks."""
     loss: float
     one_process: Difference | None
     """bfloat16 only: the distance of one process in bfloat16 from the float32 reference."""

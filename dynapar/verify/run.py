@@ -46,6 +46,8 @@ class Job:
     trials: tuple[Trial, ...]
     references: Path
     """Folder with the reference's gradient of each step."""
+    dropout: tuple[str, ...]
+    """The modules whose dropout was switched off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,35 +75,49 @@ def compare(config: RunConfig) -> Findings:
     Raises:
         DynaparError: The configuration, its data or its model cannot be used.
     """
+    with tempfile.TemporaryDirectory(prefix="dynapar-verify-") as folder:
+        job = make_job(config, Path(folder))
+        ranks = config.verify.ranks
+        say(f"{len(job.trials)} plans on {ranks} ranks (gloo, one thread each)")
+        timeout = timedelta(seconds=config.timeout_seconds)
+        return judge(job, run_on_ranks(check_rank, job, ranks=ranks, timeout=timeout))
+
+
+def make_job(config: RunConfig, folder: Path) -> Job:
+    """Run the reference, plan the trials.
+
+    Args:
+        config: Of the run.
+        folder: Gets the reference's gradients.
+    """
     section = config.verify
     batches = Batches(config, samples=section.samples)
     planner = make_planner(config, costs=load_costs(config.costs), ranks=section.ranks)
-    with tempfile.TemporaryDirectory(prefix="dynapar-verify-") as name:
-        folder = Path(name)
-        model, dropout = make_model(config, "float32" if _rounds(config) else config.precision)
-        references = []
-        for step in range(section.steps):
-            rows = batches.rows(step)
-            say(f"step {step}: {len(rows)} samples in one process, one by one, unpacked")
-            references.append(_reference(config, model, batches, step, rows, folder))
-        del model
-        trials: list[Trial] = []
-        for batch in references:
-            plan = planner(batches.take(batch.rows), batch.step)
-            trials.append(Trial(batch=batch, name="planned", plan=plan))
-            trials += _random_trials(config, batches, batch)
-        say(f"{len(trials)} plans on {section.ranks} ranks (gloo, one thread each)")
-        outcomes = run_on_ranks(
-            check_rank,
-            Job(config=config, trials=tuple(trials), references=folder),
-            ranks=section.ranks,
-            timeout=timedelta(seconds=config.timeout_seconds),
-        )
+    model, dropout = make_model(config, "float32" if _rounds(config) else config.precision)
+    trials: list[Trial] = []
+    for step in range(section.steps):
+        rows = batches.rows(step)
+        say(f"step {step}: {len(rows)} samples in one process, one by one, unpacked")
+        batch = _reference(config, model, batches, step, rows, folder)
+        plan = planner(batches.take(rows), step)
+        trials.append(Trial(batch=batch, name="planned", plan=plan))
+        trials += _random_trials(config, batches, batch)
+    return Job(config=config, trials=tuple(trials), references=folder, dropout=dropout)
+
+
+def judge(job: Job, outcomes: Sequence[RankOutcome]) -> Findings:
+    """What the ranks found, as one: of each trial the rank that is farthest from the reference.
+
+    Args:
+        job: What they ran.
+        outcomes: By rank.
+    """
     order, messages = _replay([outcome.log for outcome in outcomes])
+    batches = {trial.batch.step: trial.batch for trial in job.trials}
     return Findings(
-        batches=tuple(references),
-        trials=tuple(_farthest(number, trial, outcomes) for number, trial in enumerate(trials)),
-        dropout=dropout,
+        batches=tuple(batches.values()),
+        trials=tuple(_farthest(number, trial, outcomes) for number, trial in enumerate(job.trials)),
+        dropout=job.dropout,
         order=order,
         messages=messages,
     )
@@ -149,14 +165,16 @@ def check_rank(rank: int, job: Job) -> RankOutcome:
     losses, differences = [], []
     for trial in job.trials:
         model.zero_grad()
-        queue = executor.prepare(trial.plan, batches.of_rank(trial.plan, trial.batch.rows, rank))
+        batch = trial.batch
+        samples = batches.of_rank(trial.plan, batch.rows, rank, stubs=batch.stubs)
+        queue = executor.prepare(trial.plan, samples)
         with numerics(config.precision):
-            result = executor.run(queue, targets=trial.batch.targets)
+            result = executor.run(queue, targets=batch.targets)
         losses.append(result.loss)
-        differences.append(difference(gradients(model), _load(job.references, trial.batch.step)))
+        differences.append(difference(gradients(model), _load(job.references, batch.step)))
         if rank == 0:
             say(
-                f"step {trial.batch.step}, {trial.name}: loss {result.loss:.6f}, gradient "
+                f"step {batch.step}, {trial.name}: loss {result.loss:.6f}, gradient "
                 f"{differences[-1].whole:.1e} apart, {result.seconds:.1f} s"
             )
     return RankOutcome(losses=tuple(losses), differences=tuple(differences), log=ranks.log)
@@ -192,7 +210,7 @@ def _reference(
         targets=targets,
         tokens=sum(len(sample.input_ids) for sample in samples),
         modalities=modalities(batches.take(rows)),
-        stubs=tuple(sample.id for sample in samples if sample.stub),
+        stubs={row: s.stub for row, s in zip(rows, samples, strict=True) if s.stub},
         loss=loss,
         one_process=alone,
     )

@@ -48,7 +48,8 @@ def run_on_ranks(
         DynaparError: The first that a rank raised.
         RuntimeError: A rank ended otherwise; with its traceback.
     """
-    multiprocessing.set_forkserver_preload(["torch", "transformers"])
+    # Imported once, not in every rank.
+    multiprocessing.set_forkserver_preload(["torch", "transformers.modeling_utils", fn.__module__])
     # It warns of every rank that it ends after one has failed.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="dynapar-ranks-") as name:
