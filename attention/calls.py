@@ -60,7 +60,11 @@ class Call:
     """Whether no earlier call of the plan has touched these query rows."""
     starts: tuple[Tensor, Tensor] | None = None
     """Of queries and keys: (segments + 1,) int32 where each segment starts, for kernels that take
-    several segments."""
+    segments of any length."""
+    padded: tuple[Tensor, Tensor, Tensor] | None = None
+    """For kernels that take segments of one length, where these differ: the query and the key rows
+    of all segments, each filled up with its last row, and which of these slots are rows of the
+    call; (segments * longest,) int64 twice, and (query rows,) int64."""
 
     @property
     def causal(self) -> bool:
@@ -74,7 +78,7 @@ class Call:
 
     def to(self, device: torch.device) -> Call:
         """The call with its index tensors on another device."""
-        if isinstance(self.q_rows, slice) and isinstance(self.k_rows, slice) and not self.starts:
+        if device.type == "cpu":
             return self
         rows = [x if isinstance(x, slice) else x.to(device) for x in (self.q_rows, self.k_rows)]
         starts = self.starts and (self.starts[0].to(device), self.starts[1].to(device))
@@ -151,10 +155,17 @@ def varlen_calls(tiles: Sequence[Tile]) -> list[Call]:
             level += 1
         groups.setdefault(key, []).append(tile)
         ends[key] = tile.query + tile.queries
-    return [_varlen_call(group, left, right) for (left, right, _), group in groups.items()]
+    return [
+        replace(
+            call := joint_call(group, left, right),
+            starts=(_starts(call.queries), _starts(call.keys)),
+        )
+        for (left, right, _), group in groups.items()
+    ]
 
 
-def _varlen_call(tiles: list[Tile], left: int, right: int) -> Call:
+def joint_call(tiles: Sequence[Tile], left: int, right: int) -> Call:
+    """The call of several tiles that share no query row, under one window."""
     queries, keys = tuple(t.queries for t in tiles), tuple(t.keys for t in tiles)
     return Call(
         q_rows=_rows([t.query for t in tiles], queries),
@@ -163,7 +174,6 @@ def _varlen_call(tiles: list[Tile], left: int, right: int) -> Call:
         keys=keys,
         left=left,
         right=right,
-        starts=(_starts(queries), _starts(keys)),
     )
 
 

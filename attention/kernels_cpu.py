@@ -2,7 +2,9 @@
 
 bfloat16 and float16 are raised to float32: the op's own bfloat16 backward is ten times slower. Its
 causal flag is aligned top-left, so it serves square calls alone; other limits become an additive
-mask, in blocks of rows so that masks stay small. It kills the process on empty inputs, which
+mask, in blocks of rows so that masks stay small. Short sequences cost more to launch than to
+compute, so causal ones of like lengths go in one launch, filled up at their ends, where no real
+query looks. It kills the process on empty inputs, which
 `Call` rules out, and gives rows without keys a log-sum-exp of 0, which trimmed tiles rule out.
 
 Shape suffixes: see `calls`.
@@ -11,12 +13,13 @@ Shape suffixes: see `calls`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .calls import Call, Request, blocks, call_of, visible
+from .calls import Call, Request, blocks, call_of, joint_call, visible
 from .merge import take
 from .tiles import Tile
 
@@ -26,9 +29,18 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 BLOCK_ROWS = 512
 """Query rows of one call on a tile that needs a mask."""
 
+SHORT = 256
+"""Tokens up to which a causal sequence may share a launch."""
+
+LAUNCH_PAIRS = 256
+"""Visible pairs that take about as long as one more launch."""
+
+WASTE = 1.25
+"""Pairs computed over pairs needed, at most, where launches are shared."""
+
 
 class CpuFlash:
-    """`aten::_scaled_dot_product_flash_attention_for_cpu` and its backward, one segment a call."""
+    """`aten::_scaled_dot_product_flash_attention_for_cpu` and its backward."""
 
     name = "cpu_flash"
 
@@ -47,8 +59,14 @@ class CpuFlash:
         return torch.float64 if dtype == torch.float64 else torch.float32
 
     def calls(self, tiles: Sequence[Tile]) -> list[Call]:
-        """One call for a full or square causal tile; other tiles are cut."""
-        return [call_of(part) for tile in tiles for part in _parts(tile)]
+        """One call for a full or square causal tile, or for many short ones; others are cut."""
+        parts = [part for tile in tiles for part in _parts(tile)]
+        groups = _alike(_apart(part for part in parts if _short_causal(part)))
+        joined = {part for group in groups for part in group}
+        return [
+            *(_padded_call(group) for group in groups),
+            *(call_of(part) for part in parts if part not in joined),
+        ]
 
     def forward(
         self,
@@ -62,16 +80,18 @@ class CpuFlash:
     ) -> tuple[Tensor, Tensor]:
         """out_CNH and lse_CN, both in the dtype of q."""
         assert softcap is None
-        out_1NCH, lse_1NC = _forward(
-            _heads_first(take(q_TNH, call.q_rows)),
-            _heads_first(take(k_SGH, call.k_rows)),
-            _heads_first(take(v_SGH, call.k_rows)),
+        q_rows, k_rows, real = call.padded or (call.q_rows, call.k_rows, None)
+        segments = len(call.queries)
+        out_BNCH, lse_BNC = _forward(
+            _split(take(q_TNH, q_rows), segments),
+            _split(take(k_SGH, k_rows), segments),
+            _split(take(v_SGH, k_rows), segments),
             0.0,
             call.causal,
             attn_mask=_bias(call, q_TNH),
             scale=scale,
         )
-        return out_1NCH[0].transpose(0, 1), lse_1NC[0].t()
+        return _joined(out_BNCH, real), _joined(lse_BNC, real)
 
     def backward(
         self,
@@ -88,19 +108,25 @@ class CpuFlash:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq_CNH, dk_KGH, dv_KGH in the dtype of q."""
         assert softcap is None
+        q_rows, k_rows, real = call.padded or (call.q_rows, call.k_rows, None)
+        segments = len(call.queries)
+        grad_CNH = take(grad_TNH, q_rows)
+        if real is not None:
+            # Filled-up slots give nothing to anyone.
+            grad_CNH = torch.zeros_like(grad_CNH).index_copy_(0, real, take(grad_TNH, call.q_rows))
         gradients = _backward(
-            _heads_first(take(grad_TNH, call.q_rows)),
-            _heads_first(take(q_TNH, call.q_rows)),
-            _heads_first(take(k_SGH, call.k_rows)),
-            _heads_first(take(v_SGH, call.k_rows)),
-            _heads_first(take(out_TNH, call.q_rows)),
-            take(lse_TN, call.q_rows).t().unsqueeze(0),
+            _split(grad_CNH, segments),
+            _split(take(q_TNH, q_rows), segments),
+            _split(take(k_SGH, k_rows), segments),
+            _split(take(v_SGH, k_rows), segments),
+            _split(take(out_TNH, q_rows), segments),
+            _split(take(lse_TN, q_rows), segments),
             0.0,
             call.causal,
             attn_mask=_bias(call, q_TNH),
             scale=scale,
         )
-        dq_CNH, dk_KGH, dv_KGH = (x[0].transpose(0, 1) for x in gradients)
+        dq_CNH, dk_KGH, dv_KGH = (_joined(x, real) for x in gradients)
         return dq_CNH, dk_KGH, dv_KGH
 
 
@@ -117,9 +143,58 @@ def _parts(tile: Tile) -> list[Tile]:
     return blocks(tile, BLOCK_ROWS)
 
 
-def _heads_first(x_CNH: Tensor) -> Tensor:
-    """[1, N, C, H] as a view; the op takes strides, so nothing is copied."""
-    return x_CNH.transpose(0, 1).unsqueeze(0)
+def _short_causal(tile: Tile) -> bool:
+    """Whether a tile is short, square and causal, as any single token is."""
+    square = tile.queries == tile.keys <= SHORT
+    return square and tile.lo == 0 and tile.past_is_whole
+
+
+def _apart(tiles: Iterable[Tile]) -> list[Tile]:
+    """Those that share no query row with another; the rest cannot share a launch."""
+    apart: list[Tile] = []
+    for tile in sorted(tiles):
+        if not apart or apart[-1].query + apart[-1].queries <= tile.query:
+            apart.append(tile)
+    return apart
+
+
+def _alike(squares: list[Tile]) -> list[list[Tile]]:
+    """Groups of two or more square tiles that waste little when filled up to the longest."""
+    groups: list[list[Tile]] = [[]]
+    pairs = 0
+    for tile in sorted(squares, key=lambda tile: (tile.queries, tile)):
+        alone = tile.queries**2 + LAUNCH_PAIRS
+        if tile.queries**2 * (len(groups[-1]) + 1) > WASTE * (pairs + alone):
+            groups.append([])
+            pairs = 0
+        groups[-1].append(tile)
+        pairs += alone
+    return [group for group in groups if len(group) > 1]
+
+
+def _padded_call(tiles: list[Tile]) -> Call:
+    call = joint_call(tiles, -1, 0)
+    counts = torch.tensor(call.queries)
+    longest = call.queries[-1]
+    if call.queries[0] == longest:
+        return call
+    slot = torch.arange(longest)
+    last = torch.minimum(slot, counts[:, None] - 1)
+    q_rows = torch.tensor([tile.query for tile in tiles])[:, None] + last
+    k_rows = torch.tensor([tile.key for tile in tiles])[:, None] + last
+    real = (slot < counts[:, None]).flatten().nonzero().flatten()
+    return replace(call, padded=(q_rows.flatten(), k_rows.flatten(), real))
+
+
+def _split(x_CN: Tensor, segments: int) -> Tensor:
+    """Rows [C, N, ...] as [segments, N, C / segments, ...]; the op takes strides: no copy."""
+    return x_CN.view(segments, len(x_CN) // segments, *x_CN.shape[1:]).transpose(1, 2)
+
+
+def _joined(x_BNC: Tensor, real: Tensor | None) -> Tensor:
+    """What the op gives, [B, N, C, ...], as the rows of a call."""
+    rows_CN: Tensor = x_BNC.transpose(1, 2).flatten(0, 1)
+    return rows_CN if real is None else rows_CN.index_select(0, real)
 
 
 def _bias(call: Call, q_TNH: Tensor) -> Tensor | None:

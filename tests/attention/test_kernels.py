@@ -63,6 +63,25 @@ def test_kernel_equals_dense_attention(name: str, degree: int) -> None:
 
 
 @pytest.mark.parametrize("degree", [1, 3])
+def test_short_sequences_share_launches_of_the_cpu_op(degree: int) -> None:
+    lengths = [1, 9, 11, 10, 9, 40, 2, 45, 44, 12, 1, 300, 10, 41, 9]
+    bands = [causal(n) for n in lengths]
+    kernel = KERNELS["cpu_flash"]
+    assert ring_error(kernel, degree, None, bands) < 5e-6
+    if degree == 1:
+        (calls,) = (
+            plan_attention(lengths, degree=1, bands=bands)
+            .prepare(0)
+            .calls(kernel, torch.device("cpu"), [0])
+        )
+        assert sorted(call.queries for call in calls) == [
+            (1, 1, 2, 9, 9, 9, 10, 10, 11, 12),
+            (40, 41, 44, 45),
+            (300,),
+        ]
+
+
+@pytest.mark.parametrize("degree", [1, 3])
 def test_softcap_is_exact_on_the_math_kernel(degree: int) -> None:
     assert ring_error(KERNELS["math"], degree, 1.5) < 5e-6
 
