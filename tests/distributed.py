@@ -14,6 +14,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from dynapar.runtime.order import OrderLog, replay
 
+QWEN = "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -25,7 +26,7 @@ def run_ranks(
     The ranks meet in a file, so that tests can run side by side with no port to fight over. The
     order logs that `fn` returns are replayed under NCCL's rule: what gloo forgives fails here.
     """
-    multiprocessing.set_forkserver_preload(["torch"])
+    multiprocessing.set_forkserver_preload(["torch", QWEN, "dynapar.train.loop"])
     folder = tmp_path / f"ranks{len(list(tmp_path.iterdir()))}"
     folder.mkdir()
     start_processes(  # type: ignore[no-untyped-call]

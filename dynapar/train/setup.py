@@ -135,7 +135,9 @@ def load_model(
         model = model_class._from_config(config, dtype=torch.float32)
     assert isinstance(model, PreTrainedModel)
     if recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # The name that transformers has from 5.20 on, and the one before.
+        new = getattr(model, "activation_checkpointing_enable", None)
+        (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
     dtype = torch.float64 if precision == "float64" else torch.float32
     nn.Module.to(model, device, dtype)
     model.train()

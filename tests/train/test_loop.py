@@ -17,12 +17,15 @@ import torch
 import torch.distributed as dist
 
 from dynapar.cli import main
+from dynapar.costs import load_costs
+from dynapar.data.index import read_index
 from dynapar.errors import CheckFailedError
 from dynapar.plan import plan_from_json, validate
 from dynapar.runtime.order import OrderLog, replay
 from dynapar.train.config import read_run_config
 from dynapar.train.loop import train
 from dynapar.train.metrics import METRICS, PLANS, read_steps
+from dynapar.train.setup import make_planner
 from tests.distributed import run_ranks
 from tests.train.tiny import write_config, write_model, write_run, write_source
 
@@ -30,6 +33,14 @@ Killed = tuple[Path, "subprocess.CompletedProcess[str]"]
 
 STEPS = 5
 KEPT = {"folder": "run", "every": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compile the planner here: a rank that does may outlast its peers' patience."""
+    config = read_run_config(write_run(tmp_path_factory.mktemp("compiled")))
+    table = read_index(config.index).table
+    make_planner(config, costs=load_costs(None), ranks=4)(table, 0)
 
 
 def check_train(rank: int, config: Path) -> None:

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynapar.errors import ConfigError
+from dynapar.train.config import read_run_config
+from tests.train.tiny import write_config
+
+
+def test_paths_start_at_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    config = read_run_config(write_config(tmp_path, costs="costs.json"))
+    assert config.model == tmp_path / "model"
+    assert config.source == str(tmp_path / "data" / "data.jsonl")
+    assert config.index == tmp_path / "index.parquet"
+    assert config.costs == tmp_path / "costs.json"
+    assert config.checkpoint.folder == tmp_path / "run"
+
+
+def test_absolute_paths_stay(tmp_path: Path) -> None:
+    config = read_run_config(
+        write_config(tmp_path, model="/a/model", source="/b/shards-{000..003}.tar")
+    )
+    assert config.model == Path("/a/model")
+    assert config.source == "/b/shards-{000..003}.tar"
+    assert config.costs is None
+
+
+PLANNER = {"capacity": 160, "encoder_capacity": 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"planner": {**PLANNER, "capacity": 0}}, "capacity is 0; expected 1 or more"),
+        ({"planner": {**PLANNER, "sync": "microbatch"}}, "sync is 'microbatch'; expected 'step'"),
+        ({"planner": {**PLANNER, "degree": 2}}, "degree is 2 with scheduler 'dynamic'"),
+        ({"optimizer": {"lr": 1e-3, "clip_norm": 0.0}}, "clip_norm is 0.0; expected above 0"),
+        ({"optimizer": {"lr": 1e-3, "betas": [0.9, 1.0]}}, r"betas are \[0.9, 1.0\]; expected"),
+        ({"lookahead": 1}, "lookahead is 1; expected 2 or more"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0.0; expected above 0"),
+        ({"precision": "float64", "recompute": True}, "float64' with recompute; expected"),
+        ({"precision": "float16"}, "precision is 'float16' .*expected one of 'float32'"),
+        ({"batch": {"samples": 4, "blok": 2}}, "no key 'blok'; the nearest is 'block'"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_run_config(write_config(tmp_path, **changes))
