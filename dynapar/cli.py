@@ -109,6 +109,40 @@ PlansIn = Annotated[
     Path | None, typer.Option(metavar="plans.jsonl", help="Validate a file of plans instead.")
 ]
 
+SimulateSource = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="An index (.parquet), a metadata file (.jsonl), or a workload's name.",
+    ),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(metavar="D", help="Costs of --model on A100, H100 or H200, from peak rates."),
+]
+Compared = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES",
+        help="all, or with commas between: homogeneous, static, static-all, padded, padded-best.",
+    ),
+]
+Draws = Annotated[int, typer.Option(metavar="N", min=0, help="Of the noise; 0 for none.")]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RANK:FACTOR", help="A rank that is always slower; may be repeated."),
+]
+Sweep = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=V,V", help="One row a value of ranks (NODESxRANKS), capacity or batch."
+    ),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option(metavar="P.png", help="Draw the comparison (needs dynapar[report])."),
+]
+
 
 @app.callback(invoke_without_command=True)
 def _program(
@@ -196,6 +230,58 @@ def plan(
         gate=gate,
         max_degree=max_degree,
         out=out,
+        json=json,
+    )
+
+
+@app.command()
+def simulate(
+    source: SimulateSource,
+    cluster: Annotated[str, typer.Option(metavar="NODESxRANKS", help="The ranks, as 8x8.")],
+    global_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of a step.")],
+    capacity: Annotated[
+        int, typer.Option(metavar="N", min=1, help="LLM tokens of a rank in a microbatch.")
+    ] = 16_384,
+    encoder_capacity: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Encoder tokens of a rank in a microbatch.")
+    ] = 65_536,
+    sync: SyncChoice = Sync.STEP,
+    steps: Steps = 5,
+    seed: Seed = 0,
+    shuffle: Shuffle = True,
+    model: ModelName = None,
+    costs: CostsFile = None,
+    device: DeviceName = None,
+    max_degree: MaxDegree = None,
+    compare: Compared = "all",
+    draws: Draws = 64,
+    slow: Slow = None,
+    sweep: Sweep = None,
+    picture: Picture = None,
+    json: AsJson = False,
+) -> None:
+    """Compare what several schedulers would make of a source's steps, without running them."""
+    from dynapar.simulate_command import simulate_command
+
+    simulate_command(
+        source,
+        cluster=cluster,
+        capacity=capacity,
+        encoder_capacity=encoder_capacity,
+        sync=sync.value,
+        global_batch=global_batch,
+        steps=steps,
+        seed=seed,
+        shuffle=shuffle,
+        model=model,
+        costs=costs,
+        device=device,
+        max_degree=max_degree,
+        compare=compare,
+        draws=draws,
+        slow=slow or (),
+        sweep=sweep,
+        picture=picture,
         json=json,
     )
 

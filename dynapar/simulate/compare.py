@@ -185,12 +185,17 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def compare(scene: Scene, schedulers: Sequence[str] = ALL) -> Comparison:
+def compare(
+    scene: Scene,
+    schedulers: Sequence[str] = ALL,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Comparison:
     """Run schedulers on the same steps.
 
     Args:
         scene: The steps.
         schedulers: Names from `SCHEDULERS`; dynapar is always run.
+        advance: Called with (done, total) schedulers.
 
     Raises:
         ConfigError: A name is unknown, there are no steps, or a slow rank is not there.
@@ -204,7 +209,9 @@ def compare(scene: Scene, schedulers: Sequence[str] = ALL) -> Comparison:
     if not scene.batches:
         raise ConfigError("there are no steps to compare; give 1 or more")
     runs, notes = [], []
-    for name in dict.fromkeys((OURS, *schedulers)):
+    names = list(dict.fromkeys((OURS, *schedulers)))
+    for done, name in enumerate(names):
+        advance(done, len(names))
         try:
             layouts = SCHEDULERS[name](scene)
         except PlanError as error:
@@ -213,6 +220,7 @@ def compare(scene: Scene, schedulers: Sequence[str] = ALL) -> Comparison:
             notes.append(f"{name}: {error}")
             continue
         runs += [_run(scene, label, schedules) for label, schedules in layouts.items()]
+    advance(len(names), len(names))
     return Comparison(
         runs=tuple(runs),
         bounds=tuple(problem.bound() for problem in scene.problems()),
