@@ -25,8 +25,6 @@ ByteArray = npt.NDArray[np.uint8]
 IMAGE, VIDEO, AUDIO = 1, 2, 4
 """Bits of `SampleTable.modalities`; 0 is text alone."""
 KINDS = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
-BOUNDARY_TOKENS = 2
-"""Text tokens that open and close a media item whose size is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +123,8 @@ def read_metadata_jsonl(path: str | Path, shape: ModelShape | None = None) -> Sa
 
     A line has `id`, `text_tokens`, and optionally `label_tokens` and `media`. A media item gives
     its tokens outright (`llm_tokens`, `encoder_tokens`, optionally `encoder_units`, the tokens of
-    each unit), or its size (`height`, `width`; a video also `frames` and `fps`, the file's): then
+    each unit), or its size (`height`, `width`; a video also `frames` and `fps`, the file's; audio
+    its `seconds`): then
     `shape` says what it becomes, and its boundary tokens are added to `text_tokens`.
 
     Args:
@@ -197,8 +196,9 @@ def _read_line(line: str, where: str, shape: ModelShape | None) -> _Row:
     if not isinstance(media, list):
         raise SampleError(f"{where} has media {media!r}; expected a list")
     text, llm, units, bits = alone, 0, [], 0
+    images = sum(1 for item in media if isinstance(item, dict) and item.get("kind") == "image")
     for place, item in enumerate(media):
-        tokens, boundary, own, bit = _read_media(item, f"{where}, media[{place}]", shape)
+        tokens, boundary, own, bit = _read_media(item, f"{where}, media[{place}]", shape, images)
         llm += tokens
         text += boundary
         units += own
@@ -223,7 +223,7 @@ def _number(values: Mapping[str, object], key: str, where: str, *, least: int) -
 
 
 def _read_media(
-    item: object, where: str, shape: ModelShape | None
+    item: object, where: str, shape: ModelShape | None, images: int
 ) -> tuple[int, int, list[int], int]:
     """LLM tokens, boundary tokens, encoder tokens of each unit, and the bit of the kind."""
     kind = item.get("kind") if isinstance(item, dict) else None
@@ -245,22 +245,30 @@ def _read_media(
             f"{where} gives a size, not llm_tokens and encoder_tokens; name the model that turns "
             f"sizes into tokens (--model)"
         )
-    tokens = _by_size(kind, item, where, shape)
+    try:
+        tokens = _by_size(kind, item, where, shape, images)
+    except SampleError as error:
+        text = str(error)
+        raise (error if text.startswith(where) else SampleError(f"{where}: {text}")) from None
     units = [tokens.unit_tokens] * tokens.units
-    return tokens.llm_tokens, BOUNDARY_TOKENS, units, KINDS[kind]
+    return tokens.llm_tokens, tokens.boundary_tokens, units, KINDS[kind]
 
 
-def _by_size(kind: str, item: Mapping[str, object], where: str, shape: ModelShape) -> MediaTokens:
+def _by_size(
+    kind: str, item: Mapping[str, object], where: str, shape: ModelShape, images: int
+) -> MediaTokens:
     if kind == "audio":
-        raise SampleError(
-            f"{where} is audio, for which model {shape.name} has no formula; give llm_tokens and "
-            f"encoder_tokens"
-        )
+        return shape.audio(_positive(item, "seconds", where))
     height = _number(item, "height", where, least=1)
     width = _number(item, "width", where, least=1)
     if kind == "image":
-        return shape.image(height, width)
-    fps = item.get("fps")
-    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not fps > 0:
-        raise SampleError(f"{where} has fps {fps!r}; expected a number above 0")
-    return shape.video(_number(item, "frames", where, least=1), float(fps), height, width)
+        return shape.image(height, width, images=images)
+    frames = _number(item, "frames", where, least=1)
+    return shape.video(frames, _positive(item, "fps", where), height, width)
+
+
+def _positive(item: Mapping[str, object], key: str, where: str) -> float:
+    value = item.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise SampleError(f"{where} has {key} {value!r}; expected a number above 0")
+    return float(value)

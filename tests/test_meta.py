@@ -99,7 +99,7 @@ def test_bad_lines_are_named(row: object, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ({"kind": "audio", "seconds": 3}, r"is audio, for which model qwen2.5-vl-7b has no form"),
+        ({"kind": "audio", "seconds": 3}, r"model 'qwen2.5-vl-7b' takes no audio"),
         ({"kind": "image", "height": 0, "width": 5}, r"has height 0; expected a whole number, 1"),
         ({"kind": "video", "height": 5, "width": 5, "frames": 3}, r"has fps None; expected"),
     ],
@@ -124,3 +124,25 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     bad.write_text("{\n")
     with pytest.raises(SampleError, match=r"bad.jsonl, line 1 is not JSON"):
         read_metadata_jsonl(bad)
+
+
+def test_media_bring_their_own_boundary_tokens(tmp_path: Path) -> None:
+    image = {"kind": "image", "height": 480, "width": 640}
+    lines = [
+        ({"kind": "audio", "seconds": 5}, "qwen2.5-omni-7b", 125, 2, [250]),
+        (image, "pixtral-12b", 1200, 30, [1200]),
+        (image, "llama-4-scout", 720, 7, [577] * 5),
+        (image, "llava-onevision-7b", 2929, 0, [729] * 5),
+    ]
+    for item, model, llm, boundary, units in lines:
+        path = write(tmp_path / "m.jsonl", {"id": "a", "text_tokens": 3, "media": [item]})
+        table = read_metadata_jsonl(path, load_model_shape(model))
+        assert (table.text_tokens[0], table.llm_tokens[0]) == (3 + boundary, 3 + boundary + llm)
+        assert table.units(0).tolist() == units
+
+
+def test_several_images_of_a_sample_are_not_tiled_by_llava(tmp_path: Path) -> None:
+    image = {"kind": "image", "height": 480, "width": 640}
+    path = write(tmp_path / "m.jsonl", {"id": "a", "text_tokens": 3, "media": [image, image]})
+    table = read_metadata_jsonl(path, load_model_shape("llava-onevision-7b"))
+    assert (table.llm_tokens[0], table.units(0).tolist()) == (3 + 2 * 730, [729, 729])
