@@ -29,7 +29,7 @@ def run_ranks(
     multiprocessing.set_forkserver_preload(["torch", QWEN, "dynapar.train.loop"])
     folder = tmp_path / f"ranks{len(list(tmp_path.iterdir()))}"
     folder.mkdir()
-    start_processes(  # type: ignore[no-untyped-call]
+    start_processes(
         _rank_main, (fn, world_size, folder, args), nprocs=world_size, start_method="forkserver"
     )
     logs = [OrderLog.load(path) for path in sorted(folder.glob("order_*.jsonl"))]
