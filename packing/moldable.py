@@ -32,6 +32,9 @@ class Jobs(NamedTuple):
     """Encoder tokens of the largest unit."""
     units: IntArray
     """Encoder units."""
+    shadow: IntArray
+    """A second load, which is balanced beside the first one: a machine ends when the larger of
+    its two is done. All 0 but where encoder and LLM are waited for apart."""
 
 
 class Limits(NamedTuple):
@@ -56,8 +59,8 @@ def describe(
 ) -> Jobs:
     """Sum up each sample's encoder units."""
     n = tokens.shape[0]
-    zeros = np.zeros((5, n), np.int64)
-    jobs = Jobs(tokens, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4])
+    zeros = np.zeros((6, n), np.int64)
+    jobs = Jobs(tokens, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5])
     ticks = unit_columns(unit_tokens, costs)
     for i in range(n):
         jobs.units[i] = unit_offsets[i + 1] - unit_offsets[i]

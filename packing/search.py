@@ -27,6 +27,11 @@ from .ticks import Coefficients, IntArray
 NEAR = 24
 """Partners looked at in one round: the 16 machines that end first, and others in turn."""
 EARLY = 16
+LOOK, LOOK_BACK = 48, 32
+"""Samples of the latest machine, and of a partner, looked at in one round: of its last
+microbatches first, which hold the shortest."""
+SMALL = 4096
+"""A change that saves less than one part in this of the latest end counts as a miss."""
 
 
 class Lists(NamedTuple):
@@ -73,7 +78,7 @@ def _lists(strip: Strip) -> Lists:
             lists.following[i] = lists.head[b]
             lists.head[b] = i
             lists.size[b] += 1
-    for b in range(m - 1, -1, -1):
+    for b in range(m):
         machine = strip.machine[b]
         if machine >= 0:
             lists.machine_following[b] = lists.machine_head[machine]
@@ -113,6 +118,14 @@ def _partners(ends: IntArray, count: int, turn: int, out: IntArray) -> int:
 
 
 @kernel
+def _holds(tokens: int, total: int, largest: int, units: int, width: int, limits: Limits) -> bool:
+    """Whether a microbatch with these sums keeps within both capacities."""
+    if tokens > limits.capacity:
+        return False
+    return total == 0 or bool(dealt_tokens(total, largest, units, width) <= limits.encoder_capacity)
+
+
+@kernel
 def _room(strip: Strip, b: int, joins: int, leaves: int, jobs: Jobs, limits: Limits) -> bool:
     """Whether microbatch b holds sample `joins` once sample `leaves` (or -1) has gone."""
     width = strip.width[b]
@@ -124,14 +137,13 @@ def _room(strip: Strip, b: int, joins: int, leaves: int, jobs: Jobs, limits: Lim
         total -= jobs.encoder_tokens[leaves]
         units -= jobs.units[leaves]
     largest = max(strip.unit_size[b], jobs.unit_size[joins])
-    dealt = dealt_tokens(total, largest, units, width)
-    return bool(tokens <= limits.capacity and dealt <= limits.encoder_capacity)
+    return _holds(tokens, total, largest, units, width, limits)
 
 
 @kernel
-def _more_remainder(strip: Strip, b: int, joins: int, jobs: Jobs) -> int:
-    extra = jobs.unit_ticks[joins] - strip.unit_ticks[b]
-    return remainder(extra, strip.width[b]) if extra > 0 else 0
+def _more(dear: int, dearest: int, width: int) -> int:
+    """What a sample whose dearest unit takes `dear` adds to the remainder of a microbatch."""
+    return remainder(dear - dearest, width) if dear > dearest else 0
 
 
 @kernel
@@ -143,7 +155,8 @@ def _best_move(
     c = lists.machine_head[m]
     while c >= 0:
         if _room(strip, c, a, -1, jobs, limits):
-            end = strip.machine_end[m] + added + _more_remainder(strip, c, a, jobs)
+            more = _more(jobs.unit_ticks[a], strip.unit_ticks[c], strip.width[c])
+            end = strip.machine_end[m] + added + more
             gain = late - max(end, left)
             if gain > best.gain:
                 return Change(gain, a, m, c, -1, left, end)
@@ -155,62 +168,69 @@ def _best_move(
 @kernel
 def _best_swap(
     best: Change, strip: Strip, lists: Lists, a: int, source: int, m: int, ticks: int, added: int,
-    late: int, size: IntArray, jobs: Jobs, limits: Limits, costs: Coefficients,
+    late: int, times: IntArray, jobs: Jobs, limits: Limits, costs: Coefficients,
 ) -> Change:  # fmt: skip
-    """Swap sample a with a smaller one of machine m."""
+    """Swap sample a with a smaller one of machine m; `times` are those of width 1."""
+    head, following = lists.head, lists.following
     from_width, to_width = strip.width[source], strip.machine_width[m]
+    begin, gain, seen = strip.machine_end[m] + added, best.gain, 0
     c = lists.machine_head[m]
-    while c >= 0:
-        more = _more_remainder(strip, c, a, jobs)
-        e = lists.head[c]
-        while e >= 0:
-            if size[e] < size[a]:
-                end = strip.machine_end[m] + added + more - job_ticks(jobs, e, to_width, costs)
-                if end < late - best.gain:
-                    back = job_ticks(jobs, e, from_width, costs)
-                    left = late - ticks + back + _more_remainder(strip, source, e, jobs)
-                    gain = late - max(left, end)
+    while c >= 0 and seen < LOOK_BACK:
+        more = _more(jobs.unit_ticks[a], strip.unit_ticks[c], to_width)
+        limit = begin + more - late
+        e = head[c]
+        while e >= 0 and seen < LOOK_BACK:
+            seen += 1
+            # No sample takes longer on a wider machine: few need a price.
+            if times[e] < times[a] and times[e] > limit + gain:
+                back_to = times[e] if to_width == 1 else job_ticks(jobs, e, to_width, costs)
+                end = begin + more - back_to
+                if late - end > gain:
+                    back = times[e] if from_width == 1 else job_ticks(jobs, e, from_width, costs)
+                    dearest = strip.unit_ticks[source]
+                    left = late - ticks + back + _more(jobs.unit_ticks[e], dearest, from_width)
+                    saved = late - max(left, end)
                     if (
-                        gain > best.gain
+                        saved > gain
                         and _room(strip, c, a, e, jobs, limits)
                         and _room(strip, source, e, a, jobs, limits)
                     ):
-                        best = Change(gain, a, m, c, e, left, end)
-            e = lists.following[e]
+                        best = Change(saved, a, m, c, e, left, end)
+                        gain = saved
+            e = following[e]
         c = lists.machine_following[c]
     return best
 
 
 @kernel
 def _find(
-    strip: Strip, lists: Lists, late: int, partners: IntArray, size: IntArray, jobs: Jobs,
-    limits: Limits, costs: Coefficients,
+    strip: Strip, lists: Lists, late: int, partners: IntArray, times: IntArray, known: IntArray,
+    jobs: Jobs, limits: Limits, costs: Coefficients,
 ) -> Change:  # fmt: skip
     """The change that lowers the larger end of machine `late` and its partner most."""
     best = Change(0, -1, -1, -1, -1, 0, 0)
-    end = strip.machine_end[late]
-    width = strip.machine_width[late]
-    known = np.full(limits.node + 1, -1, np.int64)
+    ends, widths = strip.machine_end, strip.machine_width
+    end, width = ends[late], widths[late]
+    seen = 0
     b = lists.machine_head[late]
-    while b >= 0:
+    while b >= 0 and seen < LOOK:
         a = lists.head[b]
-        while a >= 0:
+        while a >= 0 and seen < LOOK:
+            seen += 1
             ticks = job_ticks(jobs, a, width, costs)
             left = end - ticks - (overhead(width, costs) if lists.size[b] == 1 else 0)
             known[:] = -1
             for m in partners:
-                if m == late or strip.machine_end[m] >= end - best.gain:
+                if m == late or ends[m] >= end - best.gain:
                     continue
-                slot = strip.machine_width[m]
-                added = known[slot] if slot <= limits.node else -1
-                if added < 0:
-                    added = job_ticks(jobs, a, slot, costs)
-                    if slot <= limits.node:
-                        known[slot] = added
-                if max(strip.machine_end[m] + added, left) < end - best.gain:
+                slot = min(widths[m], known.shape[0] - 1)
+                if known[slot] < 0 or slot < widths[m]:
+                    known[slot] = job_ticks(jobs, a, widths[m], costs)
+                added = known[slot]
+                if max(ends[m] + added, left) < end - best.gain:
                     best = _best_move(best, strip, lists, a, m, left, added, end, jobs, limits)
                 best = _best_swap(
-                    best, strip, lists, a, b, m, ticks, added, end, size, jobs, limits, costs
+                    best, strip, lists, a, b, m, ticks, added, end, times, jobs, limits, costs
                 )
             a = lists.following[a]
         b = lists.machine_following[b]
@@ -263,9 +283,10 @@ def improve(
     if machines == 0:
         return 0
     lists = _lists(strip)
-    size = np.empty(jobs.tokens.shape[0], np.int64)
-    for i in range(size.shape[0]):
-        size[i] = job_ticks(jobs, i, 1, costs)
+    times = np.empty(jobs.tokens.shape[0], np.int64)
+    for i in range(times.shape[0]):
+        times[i] = job_ticks(jobs, i, 1, costs)
+    known = np.empty(limits.node + 2, np.int64)
     partners = np.empty(min(machines, NEAR), np.int64)
     turn, misses = 0, 0
     for done in range(rounds):
@@ -273,13 +294,15 @@ def improve(
         if strip.machine_end[late] <= target:
             return done
         turn = _partners(strip.machine_end, machines, turn, partners)
-        change = _find(strip, lists, late, partners, size, jobs, limits, costs)
+        change = _find(strip, lists, late, partners, times, known, jobs, limits, costs)
         if change.a < 0:
             misses += 1
             if misses > 6 or machines <= NEAR:
                 return done
             continue
-        misses = 0
+        misses = misses + 1 if change.gain * SMALL < strip.machine_end[late] else 0
+        if misses > 6:
+            return done
         source = strip.microbatch[change.a]
         _relocate(strip, lists, change.a, change.to, jobs)
         if change.back >= 0:

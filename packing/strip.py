@@ -25,7 +25,6 @@ from .moldable import (
     Limits,
     alone,
     dealt_tokens,
-    fits,
     job_ticks,
     least_degree,
     overhead,
@@ -60,6 +59,8 @@ class Strip(NamedTuple):
     """(m,) at least its dearest unit."""
     units: IntArray
     """(m,) its encoder units."""
+    shadow: IntArray
+    """(m,) second load of all its samples."""
     machine: IntArray
     """(m,) the machine on whose end it counts, or -1."""
     machine_first: IntArray
@@ -68,6 +69,8 @@ class Strip(NamedTuple):
     """(machines,) ranks."""
     machine_end: IntArray
     """(machines,) when it is free."""
+    machine_shadow: IntArray
+    """(machines,) second load of each of its ranks."""
     machine_top: IntArray
     """(machines,) its open microbatch, or -1."""
     counts: IntArray
@@ -78,10 +81,10 @@ class Strip(NamedTuple):
 def empty_strip(samples: int, jobs: int, ranks: int) -> Strip:
     """A strip of `ranks` rank columns with room for `jobs` of the `samples` samples."""
     m = jobs + ranks + 1
-    columns = np.zeros((9, m), np.int64)
-    machines = np.zeros((4, ranks + 1), np.int64)
-    columns[8] = -1
-    machines[3] = -1
+    columns = np.zeros((10, m), np.int64)
+    machines = np.zeros((5, ranks + 1), np.int64)
+    columns[9] = -1
+    machines[4] = -1
     return Strip(
         np.zeros(ranks, np.int64),
         np.full(ranks, -1, np.int64),
@@ -95,10 +98,12 @@ def empty_strip(samples: int, jobs: int, ranks: int) -> Strip:
         columns[6],
         columns[7],
         columns[8],
+        columns[9],
         machines[0],
         machines[1],
         machines[2],
         machines[3],
+        machines[4],
         np.zeros(2, np.int64),
     )
 
@@ -110,6 +115,7 @@ def _add(strip: Strip, b: int, i: int, jobs: Jobs) -> None:
     strip.unit_size[b] = max(strip.unit_size[b], jobs.unit_size[i])
     strip.unit_ticks[b] = max(strip.unit_ticks[b], jobs.unit_ticks[i])
     strip.units[b] += jobs.units[i]
+    strip.shadow[b] += jobs.shadow[i]
     strip.microbatch[i] = b
 
 
@@ -206,6 +212,7 @@ def _add_machine(strip: Strip, first: int, width: int, end: int, top: int) -> No
     strip.counts[1] += 1
     strip.machine_first[m], strip.machine_width[m] = first, width
     strip.machine_end[m], strip.machine_top[m] = end, top
+    strip.machine_shadow[m] = strip.shadow[top] // width if top >= 0 else 0
 
 
 @kernel
@@ -268,17 +275,6 @@ def open_groups(strip: Strip, degree: int, limits: Limits) -> None:
 
 
 @kernel
-def _has_room(strip: Strip, b: int, i: int, jobs: Jobs, limits: Limits) -> bool:
-    width = strip.width[b]
-    if strip.tokens[b] + share_tokens(jobs.tokens[i], width) > limits.capacity:
-        return False
-    total = strip.encoder_tokens[b] + jobs.encoder_tokens[i]
-    largest = max(strip.unit_size[b], jobs.unit_size[i])
-    units = strip.units[b] + jobs.units[i]
-    return bool(dealt_tokens(total, largest, units, width) <= limits.encoder_capacity)
-
-
-@kernel
 def _pick_machine(
     strip: Strip,
     i: int,
@@ -290,33 +286,52 @@ def _pick_machine(
     limits: Limits,
     costs: Coefficients,
 ) -> tuple[int, int, bool]:
-    """Machine, end and whether a microbatch must be opened for sample i; machine -1: no room."""
+    """Machine, end and whether a microbatch must be opened for sample i; machine -1: no room.
+
+    `known` is scratch: (node + 2, 2), ticks and tokens of the sample at each width.
+    """
+    # The loop is the planner's hottest: local names and scalars, no calls that take the strip.
+    ends, widths, tops = strip.machine_end, strip.machine_width, strip.machine_top
+    used, encoded, largest = strip.tokens, strip.encoder_tokens, strip.unit_size
+    counts, dearest = strip.units, strip.unit_ticks
+    size, count, encoder = jobs.unit_size[i], jobs.units[i], jobs.encoder_tokens[i]
+    dear, capacity, encoder_capacity = jobs.unit_ticks[i], limits.capacity, limits.encoder_capacity
     known[:] = -1
-    best, best_end, best_new = -1, NEVER, False
-    full, full_end, full_new = -1, -1, False
+    shadows, shadow = strip.machine_shadow, jobs.shadow[i]
+    best, best_key, best_end, best_new = -1, NEVER, NEVER, False
+    full, full_key, full_end, full_new = -1, -1, -1, False
     for m in range(strip.counts[1]):
-        begin = strip.machine_end[m]
-        if begin >= best_end and not best_fit:
+        begin = ends[m]
+        if begin >= best_key and not best_fit:
             continue
-        width = strip.machine_width[m]
-        b = strip.machine_top[m]
-        new = b < 0 or not _has_room(strip, b, i, jobs, limits)
-        if new and ((single and b >= 0) or not fits(jobs, i, width, limits)):
+        width = widths[m]
+        slot = min(width, known.shape[0] - 1)
+        if known[slot, 0] < 0 or slot < width:
+            known[slot, 0] = job_ticks(jobs, i, width, costs)
+            known[slot, 1] = share_tokens(jobs.tokens[i], width)
+        end = begin + known[slot, 0]
+        if end >= best_key and (not best_fit or end > target):
             continue
-        slot = min(width, limits.node + 1)
-        ticks = known[slot]
-        if ticks < 0 or slot > limits.node:
-            ticks = job_ticks(jobs, i, width, costs)
-            known[slot] = ticks
-        end = begin + ticks
+        share, b = known[slot, 1], tops[m]
+        new = b < 0 or used[b] + share > capacity
+        if not new and encoder > 0:
+            most = max(largest[b], size)
+            dealt = dealt_tokens(encoded[b] + encoder, most, counts[b] + count, width)
+            new = dealt > encoder_capacity
         if new:
-            end += overhead(width, costs) + remainder(jobs.unit_ticks[i], width)
-        elif jobs.unit_ticks[i] > strip.unit_ticks[b]:
-            end += remainder(jobs.unit_ticks[i] - strip.unit_ticks[b], width)
-        if end < best_end:
-            best, best_end, best_new = m, end, new
-        if best_fit and full_end < end <= target:
-            full, full_end, full_new = m, end, new
+            if single and b >= 0:
+                continue
+            dealt = dealt_tokens(encoder, size, count, width)
+            if share > capacity or dealt > encoder_capacity:
+                continue
+            end += overhead(width, costs) + remainder(dear, width)
+        elif dear > dearest[b]:
+            end += remainder(dear - dearest[b], width)
+        key = max(end, shadows[m] + shadow // width)
+        if key < best_key:
+            best, best_key, best_end, best_new = m, key, end, new
+        if best_fit and full_key < key <= target:
+            full, full_key, full_end, full_new = m, key, end, new
     if full >= 0:
         return full, full_end, full_new
     return best, best_end, best_new
@@ -338,7 +353,7 @@ def fill_machines(
 
     With `partial`, samples that would not end by `target` stay out instead.
     """
-    known = np.empty(limits.node + 2, np.int64)
+    known = np.empty((limits.node + 2, 2), np.int64)
     for i in samples:
         m, end, new = _pick_machine(strip, i, target, single, best_fit, known, jobs, limits, costs)
         if partial and (m < 0 or end > target):
@@ -354,6 +369,7 @@ def fill_machines(
             strip.machine_top[m] = b
         _add(strip, strip.machine_top[m], i, jobs)
         strip.machine_end[m] = end
+        strip.machine_shadow[m] += jobs.shadow[i] // strip.machine_width[m]
     return True
 
 

@@ -25,6 +25,8 @@ class Setting(NamedTuple):
     width: int
     ride: int
     best_fit: bool
+    apart: bool = False
+    """Balance encoder and LLM each for itself (in waves only)."""
 
 
 _LOCKSTEP = (
@@ -38,6 +40,8 @@ _LOCKSTEP = (
     (110, 4, 4, False),
     (115, 2, 2, True),
 )
+_NODES = ((100, 8, 8, False, True), (102, 8, 8, True, True), (104, 4, 4, False, True))
+"""Wide microbatches, where encoder units can be dealt freely."""
 _SPARSE = (
     (100, 2, 1, False),
     (100, 4, 1, False),
@@ -64,18 +68,21 @@ def settings(problem: Problem) -> tuple[Setting, ...]:
     samples, limits = len(problem.samples), problem.limits
     if samples <= FEW:
         rows = [
-            (percent, width, ride, best_fit)
+            (percent, width, ride, best_fit, False)
             for percent in (100, 102, 104, 108, 114, 120, 130)
             for width in (4, 2, 8, 1)
             for ride in ((1, width) if width > 1 else (1,))
             for best_fit in (False, True)
         ]
     elif problem.lockstep:
-        rows = [*_LOCKSTEP]
+        rows = [(*row, False) for row in _LOCKSTEP]
     else:
-        rows = [*(_SPARSE if samples <= 4 * limits.ranks else _DENSE)]
+        table = _SPARSE if samples <= 4 * limits.ranks else _DENSE
+        rows = [(*row, False) for row in table]
+    if problem.lockstep and len(problem.unit_tokens):
+        rows = [*_NODES, *rows]
     most = min(limits.node, limits.largest)
-    cut = [Setting(p, min(w, most), min(r, most), fit) for p, w, r, fit in rows]
+    cut = [Setting(p, min(w, most), min(r, most), fit, apart) for p, w, r, fit, apart in rows]
     return tuple(dict.fromkeys(cut))
 
 

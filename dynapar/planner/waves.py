@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dynapar.packing.moldable import shared_work
+from dynapar.packing.moldable import Jobs, shared_work
 from dynapar.packing.peel import leader_targets
 from dynapar.packing.search import improve
 from dynapar.packing.strip import construct
@@ -183,6 +183,8 @@ class _Search:
         node = min(self.problem.limits.node, self.problem.limits.largest)
         a_rank = len(way.order) / (self.problem.limits.ranks * fewest)
         setting = Setting(102, min(node, 4 if a_rank <= 4 else 2), 1, False)
+        if len(self.problem.unit_tokens):
+            setting = settings(self.problem)[0]
         last: int | None = None
         for waves in range(fewest, max(fewest + 2, fewest * 7 // 5 + 1) + 1):
             value = self.attempt(way, waves, setting)
@@ -197,31 +199,48 @@ class _Search:
 
     def attempt(self, way: Way, waves: int, setting: Setting) -> int | None:
         """Build the rest of a way in so many waves; its value, None where it does not fit."""
-        problem = self.problem
         layouts = way.peeled
         if len(way.order):
-            target = max(self.even(way.order, waves), self.least)
-            if waves == 1:  # the longest sample may rule, not the work
-                target = max(target, self.bound - way.spent)
-            done, strip = construct(
-                way.order, target * setting.percent // 100, setting.width, setting.ride,
-                setting.best_fit, False, waves, problem.jobs, problem.limits, problem.constants,
-            )  # fmt: skip
-            if not done:
+            layout = self._rest(way, waves, setting)
+            if layout is None:
                 return None
+            layouts = (*layouts, layout)
+        found = price(self.problem, join(layouts))
+        if self.best is None or found.makespan < self.best.makespan:
+            self.best = found
+        return found.makespan
+
+    def _rest(self, way: Way, waves: int, setting: Setting) -> Layout | None:
+        problem = self.problem
+        target = self.even(way.order, waves)
+        jobs = self._apart(way.order, waves) if setting.apart else problem.jobs
+        if setting.apart:
+            encoder = int(problem.jobs.encoder_ticks[way.order].sum())
+            target -= encoder // (problem.limits.ranks * waves)
+        target = max(target, self.least)
+        if waves == 1:  # the longest sample may rule, not the work
+            target = max(target, self.bound - way.spent)
+        done, strip = construct(
+            way.order, target * setting.percent // 100, setting.width, setting.ride,
+            setting.best_fit, False, waves, jobs, problem.limits, problem.constants,
+        )  # fmt: skip
+        if not done:
+            return None
+        if not setting.apart:
             count = int(strip.counts[1])
             rank_ticks = int((strip.machine_end * strip.machine_width)[:count].sum())
             mean = rank_ticks // max(1, int(strip.machine_width[:count].sum()))
             rounds = ROUNDS + problem.limits.ranks * waves
-            improve(
-                strip, rounds, mean + mean // 1000,
-                problem.jobs, problem.limits, problem.constants,
-            )  # fmt: skip
-            placed, layout = arrange(problem, strip, waves=waves)
-            if not placed:
-                return None
-            layouts = (*layouts, layout)
-        found = price(problem, join(layouts))
-        if self.best is None or found.makespan < self.best.makespan:
-            self.best = found
-        return found.makespan
+            improve(strip, rounds, mean + mean // 1000, jobs, problem.limits, problem.constants)
+        placed, layout = arrange(problem, strip, waves=waves)
+        return layout if placed else None
+
+    def _apart(self, order: IntArray, waves: int) -> Jobs:
+        """Samples whose encoder work is a second load, scaled so that both may fill a wave."""
+        jobs = self.problem.jobs
+        encoder = max(1, int(jobs.encoder_ticks[order].sum()))
+        ranks = self.problem.limits.ranks
+        llm = max(1, int(self.work[order].sum()) - encoder + ranks * waves * self.overhead)
+        none = np.zeros_like(jobs.tokens)
+        shadow = (jobs.encoder_ticks * (llm / encoder)).astype(np.int64)
+        return jobs._replace(encoder_ticks=none, unit_ticks=none.copy(), shadow=shadow)
