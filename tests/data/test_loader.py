@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 
 from dynapar.catalog import load_model_shape
 from dynapar.cluster import Cluster
@@ -221,10 +220,26 @@ def check_stubs_are_shared(rank: int, folder: Path, model: str) -> None:
 
 
 def check_an_endless_run_stops_together(rank: int, folder: Path, model: str) -> None:
-    """Both ranks leave after one step; neither waits for an agreement that never comes."""
-    with open_ranks(rank, folder, model, ahead=2) as loader:
+    """Rank 1 closes while it is behind; rank 0, already further on, does not wait in vain."""
+    plan = planner(2, partial(homogeneous_plan, degree=2))
+    begun, far = [threading.Event() for _ in range(2)]
+
+    def slow(samples: SampleTable, step: int) -> StepPlan:
+        if rank == 0 and step == 2:
+            far.set()
+        if rank == 1 and step == 1:
+            begun.wait(60)
+            with loader._changed:
+                loader._changed.wait_for(lambda: loader._closing)
+        return plan(samples, step)
+
+    loader = open_ranks(rank, folder, model, plan=slow, ahead=2)
+    begun.set()
+    with loader:
         assert next(loader).step == 0
-    dist.barrier()
+        if rank == 0:
+            assert far.wait(60)
+    assert loader._failure is None
     assert loader.state_dict()["cursor"] == 4
 
 
