@@ -123,7 +123,7 @@ def compare_layouts(config: RunConfig, *, steps: int, repeats: int, ranks: int) 
     # (steps, layouts): the slowest rank of each repeat, then the mean of the repeats.
     busy = np.max([reading.busy for reading in readings], axis=0).mean(axis=1)
     wall = np.max([reading.wall for reading in readings], axis=0).mean(axis=1)
-    tables = [batches.take(step.rows) for step in planned]
+    tables = [batches.draw(step.rows) for step in planned]
     return Comparison(
         results=tuple(
             _result(number, busy, wall, planned, tables) for number in range(len(LAYOUTS))
@@ -141,7 +141,7 @@ def say(line: str) -> None:
 def _lay_out(config: RunConfig, batches: Batches, step: int, ranks: int) -> StepLayouts:
     section, costs = config.planner, load_costs(config.costs)
     rows = batches.rows(step)
-    table = batches.take(rows)
+    table = batches.draw(rows)
     degree = fixed_degree(
         int(batches.table.llm_tokens.max()), capacity=section.capacity, ranks=ranks
     )
@@ -189,7 +189,7 @@ def measure_rank(rank: int, job: Job) -> Readings:
     busy, wall, loss = [], [], []
     for number, step in enumerate(job.steps):
         queues = _queues(executor, batches, step, rank)
-        targets = int(batches.take(step.rows).label_tokens.sum())
+        targets = int(batches.draw(step.rows).label_tokens.sum())
         if number == 0:
             _run(executor, queues, 0, targets)  # first calls make connections and buffers
         runs = [_run(executor, queues, number + k, targets) for k in range(job.repeats)]

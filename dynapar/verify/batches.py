@@ -52,9 +52,9 @@ class Batches:
         """Rows of the index that are the step's global batch."""
         return tuple(int(row) for row in self._sampler.rows(step))
 
-    def take(self, rows: Sequence[int]) -> SampleTable:
-        """The metadata of these rows, in order."""
-        return self.table.take(np.array(rows, np.int64))
+    def draw(self, rows: Sequence[int]) -> SampleTable:
+        """These rows as one step's table, in order."""
+        return self.table.draw(np.array(rows, np.int64))
 
     def whole(self, row: int) -> LoadedSample:
         """A sample with all its encoder units."""

@@ -99,7 +99,7 @@ def make_job(config: RunConfig, folder: Path) -> Job:
         rows = batches.rows(step)
         say(f"step {step}: {len(rows)} samples in one process, one by one, unpacked")
         batch = _reference(config, model, batches, step, rows, folder)
-        plan = planner(batches.take(rows), step)
+        plan = planner(batches.draw(rows), step)
         trials.append(Trial(batch=batch, name="planned", plan=plan))
         trials += _random_trials(config, batches, batch)
     return Job(config=config, trials=tuple(trials), references=folder, dropout=dropout)
@@ -209,7 +209,7 @@ def _reference(
         rows=rows,
         targets=targets,
         tokens=sum(len(sample.input_ids) for sample in samples),
-        modalities=modalities(batches.take(rows)),
+        modalities=modalities(batches.draw(rows)),
         stubs={row: s.stub for row, s in zip(rows, samples, strict=True) if s.stub},
         loss=loss,
         one_process=alone,
@@ -236,7 +236,7 @@ def _random_trials(config: RunConfig, batches: Batches, batch: Batch) -> list[Tr
             batch=batch,
             name=f"random {number + 1}",
             plan=random_plan(
-                batches.take(batch.rows),
+                batches.draw(batch.rows),
                 seed=section.plans * batch.step + number + config.seed,
                 step=batch.step,
                 cluster=make_cluster(config, section.ranks),
