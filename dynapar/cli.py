@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, cast
 import typer
 
 import dynapar
+from dynapar.cli_lengths import inspect, verify_lengths
 from dynapar.errors import ConfigError, DynaparError, SourceError
 
 if TYPE_CHECKING:
@@ -284,6 +285,10 @@ def simulate(
         picture=picture,
         json=json,
     )
+
+
+app.command()(inspect)
+app.command()(verify_lengths)
 
 
 @app.command()

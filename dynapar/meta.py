@@ -140,7 +140,7 @@ def read_metadata_jsonl(path: str | Path, shape: ModelShape | None = None) -> Sa
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; give a metadata file") from None
     rows = [
-        _read_line(line, f"{path}, line {number}", shape)
+        read_metadata_line(line, f"{path}, line {number}", shape)
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
@@ -165,7 +165,9 @@ def read_metadata_jsonl(path: str | Path, shape: ModelShape | None = None) -> Sa
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class MetadataRow:
+    """A line of a metadata file."""
+
     id: str
     llm: int
     text: int
@@ -174,7 +176,18 @@ class _Row:
     units: Sequence[int]
 
 
-def _read_line(line: str, where: str, shape: ModelShape | None) -> _Row:
+def read_metadata_line(line: str, where: str, shape: ModelShape | None) -> MetadataRow:
+    """Read one line of a metadata file.
+
+    Args:
+        line: A JSON object.
+        where: What to call it in messages.
+        shape: The model; needed only where media give sizes.
+
+    Raises:
+        SourceError: It is a conversation.
+        SampleError: It is malformed; the key is named.
+    """
     try:
         values = json.loads(line)
     except ValueError as error:
@@ -212,7 +225,7 @@ def _read_line(line: str, where: str, shape: ModelShape | None) -> _Row:
             f"{where}: sample {name!r} has {total} tokens and {label} targets; expected 1 or more "
             f"tokens, and fewer targets than tokens"
         )
-    return _Row(name, total, text, label, bits, units)
+    return MetadataRow(name, total, text, label, bits, units)
 
 
 def _number(values: Mapping[str, object], key: str, where: str, *, least: int) -> int:
@@ -246,7 +259,7 @@ def _read_media(
             f"sizes into tokens (--model)"
         )
     try:
-        tokens = _by_size(kind, item, where, shape, images)
+        tokens = media_by_size(kind, item, where, shape, images)
     except SampleError as error:
         text = str(error)
         raise (error if text.startswith(where) else SampleError(f"{where}: {text}")) from None
@@ -254,9 +267,21 @@ def _read_media(
     return tokens.llm_tokens, tokens.boundary_tokens, units, KINDS[kind]
 
 
-def _by_size(
+def media_by_size(
     kind: str, item: Mapping[str, object], where: str, shape: ModelShape, images: int
 ) -> MediaTokens:
+    """What a media item of a metadata line becomes, from its size.
+
+    Args:
+        kind: One of `KINDS`.
+        item: The item.
+        where: What to call it in messages.
+        shape: The model.
+        images: Images in its sample.
+
+    Raises:
+        SampleError: A size is missing or not possible, or the model takes no such media.
+    """
     if kind == "audio":
         return shape.audio(_positive(item, "seconds", where))
     height = _number(item, "height", where, least=1)

@@ -22,16 +22,16 @@ FLOORS = (
     ("errors", "config"),
     ("shapes", "modelfiles", "families", "catalog", "flops", "cluster"),
     ("costs", "devices", "meta", "workloads", "plan"),
-    ("planner", "simulate", "control"),
+    ("planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
     ("console",),
-    ("index_command", "plan_command", "simulate_command"),
+    ("index_command", "plan_command", "simulate_command", "inspect_command", "verify_lengths"),
     ("train", "verify", "integrations", "report", "bench", "doctor"),
-    ("cli", "__main__"),
+    ("cli_lengths", "cli", "__main__"),
 )
 """The parts of `dynapar`, from the ground up; a part may also import what stands to its left."""
 
-COMMANDS = ("cli", "console", "index_command", "plan_command", "simulate_command", *FLOORS[-2])
+COMMANDS = ("cli", "console", *FLOORS[6], *FLOORS[-2])
 """What people meet, and so may print."""
 
 ORDER = {part: place for place, part in enumerate(part for floor in FLOORS for part in floor)}

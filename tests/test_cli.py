@@ -15,7 +15,16 @@ from dynapar.console import Cell, progress, show_table
 from dynapar.runtime.order import OrderLog
 from tests.test_architecture import heavy_after
 
-COMMANDS = ("index", "plan", "simulate", "train", "verify", "check-order")
+COMMANDS = (
+    "index",
+    "plan",
+    "simulate",
+    "inspect",
+    "verify-lengths",
+    "train",
+    "verify",
+    "check-order",
+)
 
 
 def call(*arguments: str | Path) -> int:

@@ -1,0 +1,93 @@
+"""What `dynapar inspect` and `dynapar verify-lengths` take; `dynapar.cli` registers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+ModelName = Annotated[
+    str, typer.Option(metavar="M", help="A model's folder, or the name of a preset.")
+]
+
+
+def inspect(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE_OR_SAMPLE",
+            help="An image, video or audio file, a metadata line, or an id with --index.",
+        ),
+    ],
+    model: ModelName,
+    index: Annotated[
+        Path | None, typer.Option(metavar="X.parquet", help="The index that has the id.")
+    ] = None,
+    among: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Plan a step of it and samples of SOURCE: a workload, an index, a metadata file.",
+        ),
+    ] = None,
+    cluster: Annotated[str, typer.Option(metavar="NODESxRANKS", help="The ranks.")] = "1x8",
+    capacity: Annotated[
+        int, typer.Option(metavar="N", min=1, help="LLM tokens of a rank in a microbatch.")
+    ] = 16_384,
+    encoder_capacity: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Encoder tokens of a rank in a microbatch.")
+    ] = 65_536,
+    global_batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Samples of the planned step.")
+    ] = 64,
+    costs: Annotated[
+        Path | None, typer.Option(metavar="F", help="A cost file; else the peak rates of --device.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="D", help="A100, H100 or H200.")] = "H100",
+    frozen: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PART", help="vision, audio, merger or llm; may be repeated."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Explain a sample: its tokens, its FLOPs, and the degree that it needs."""
+    from dynapar.inspect_command import inspect_command
+
+    inspect_command(
+        target,
+        model=model,
+        index=index,
+        among=among,
+        cluster=cluster,
+        capacity=capacity,
+        encoder_capacity=encoder_capacity,
+        global_batch=global_batch,
+        costs=costs,
+        device=device,
+        frozen=frozen or (),
+        json=json,
+    )
+
+
+def verify_lengths(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A conversation file (.jsonl, .json) or webdataset shards.",
+        ),
+    ],
+    model: Annotated[str, typer.Option(metavar="M", help="A model's folder.")],
+    n: Annotated[int, typer.Option("--n", metavar="N", min=1, help="Samples to compare.")] = 200,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of their choice.")] = 0,
+    index: Annotated[
+        Path | None, typer.Option(metavar="X.parquet", help="Compare its rows, not new headers.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Compare planned lengths with those of the model's own processor."""
+    from dynapar.verify_lengths import verify_lengths_command
+
+    verify_lengths_command(source, model=model, samples=n, seed=seed, index=index, json=json)
