@@ -32,11 +32,8 @@ BLOCK_ROWS = 512
 SHORT = 256
 """Tokens up to which a causal sequence may share a launch."""
 
-LAUNCH_PAIRS = 256
-"""Visible pairs that take about as long as one more launch."""
-
-WASTE = 1.25
-"""Pairs computed over pairs needed, at most, where launches are shared."""
+LAUNCH_PAIRS = 512
+"""Pairs of a square that may be wasted for each launch that is saved; a launch takes longer."""
 
 
 class CpuFlash:
@@ -159,12 +156,12 @@ def _apart(tiles: Iterable[Tile]) -> list[Tile]:
 
 
 def _alike(squares: list[Tile]) -> list[list[Tile]]:
-    """Groups of two or more square tiles that waste little when filled up to the longest."""
+    """Groups of two or more square tiles whose waste, filled up to the longest, is worth it."""
     groups: list[list[Tile]] = [[]]
     pairs = 0
     for tile in sorted(squares, key=lambda tile: (tile.queries, tile)):
         alone = tile.queries**2 + LAUNCH_PAIRS
-        if tile.queries**2 * (len(groups[-1]) + 1) > WASTE * (pairs + alone):
+        if tile.queries**2 * (len(groups[-1]) + 1) > pairs + alone:
             groups.append([])
             pairs = 0
         groups[-1].append(tile)
