@@ -60,7 +60,7 @@ def _join(pool: _Pool, a: int, b: int, bins: int, to: int) -> int:
         sums[p] += sums[q]
         pool.joined[firsts[q]] = firsts[p]
     ranking = np.argsort(-sums[one_end : one_end + both], kind="mergesort")
-    count = one_end - one + other_end - other + both
+    count = int(one_end - one + other_end - other + both)
     shared = 0
     for k in range(to, to + count):  # three runs, each from its fullest bin down
         best, source = -1, 0
@@ -92,11 +92,13 @@ def _differencing(weights: IntArray, bins: int) -> IntArray:
         np.zeros(room, np.int64),
         np.arange(n),
     )
-    heap = [(0, 0) for _ in range(n)]
+    # Not a comprehension: numba 0.68 loses what is written to a named tuple's arrays beside one.
+    heap = [(0, 0)]
+    heap.pop()
     for i in range(n):
         pool.sums[i], pool.firsts[i] = weights[i], i
         pool.begin[i], pool.size[i] = i, 1
-        heap[i] = (-weights[i] if bins > 1 else 0, i)
+        heap.append((-int(weights[i]) if bins > 1 else 0, i))
     heapq.heapify(heap)
     used = n
     for age in range(n, 2 * n - 1):
@@ -106,8 +108,8 @@ def _differencing(weights: IntArray, bins: int) -> IntArray:
         count = _join(pool, a, b, bins, used)
         pool.begin[age], pool.size[age] = used, count
         pool.size[a], pool.size[b] = 0, 0
-        least = pool.sums[used + count - 1] if count == bins else 0
-        heapq.heappush(heap, (least - pool.sums[used], age))
+        least = int(pool.sums[used + count - 1]) if count == bins else 0
+        heapq.heappush(heap, (least - int(pool.sums[used]), age))
         used += count
     number = np.zeros(n, np.int64)
     last = 2 * n - 2

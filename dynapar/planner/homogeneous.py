@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from dynapar.packing.moldable import fits, work_at_degree
-from dynapar.packing.search import improve
 from dynapar.packing.strip import construct_groups
 from dynapar.packing.ticks import IntArray
-from dynapar.planner.problem import Candidate, Problem, candidate
+from dynapar.planner.problem import Candidate, Problem, candidate, polish
 
-ROUNDS = 200
-"""Rounds of local search, and two more a rank."""
+ROUNDS = 100
+"""Rounds of local search, and one more a rank."""
 MORE_WAVES = 4
 """Waves tried beyond the fewest that hold all tokens."""
 
@@ -61,27 +60,37 @@ def best_homogeneous(problem: Problem, order: IntArray) -> tuple[int, Candidate 
 
 def at_degree(problem: Problem, order: IntArray, degree: int) -> Candidate | None:
     """The best layout found at one degree; None where it does not fit."""
+    if not problem.lockstep:
+        return _packed(problem, order, degree, waves=0)
+    limits = problem.limits
+    least = -(-int(problem.jobs.tokens.sum()) // (limits.ranks * limits.capacity))
+    best: Candidate | None = None
+    for waves in range(max(1, least), max(1, least) + MORE_WAVES + least // 3):
+        found = _packed(problem, order, degree, waves=waves)
+        if best is not None and (found is None or found.makespan >= best.makespan):
+            break
+        best = found or best
+    return best
+
+
+def _packed(problem: Problem, order: IntArray, degree: int, *, waves: int) -> Candidate | None:
+    """Longest first to the machine that ends earliest, or fullest up to a target; then improved."""
     limits = problem.limits
     work = int(work_at_degree(problem.jobs, degree, limits, problem.constants))
     usable = limits.ranks // degree * degree
     if degree <= limits.node:
         usable = limits.ranks // limits.node * (limits.node // degree) * degree
-    least = -(-int(problem.jobs.tokens.sum()) // (limits.ranks * limits.capacity))
+    target = work // (usable * max(1, waves)) + problem.constants.fixed
     wide = degree > limits.node and limits.ranks % degree == 0
-    block = degree if wide else None
     best: Candidate | None = None
-    options = range(max(1, least), max(1, least) + MORE_WAVES + least // 3)
-    for waves in options if problem.lockstep else (0,):
-        target = work // usable + problem.constants.fixed
-        for best_fit, goal in ((False, target), (True, target + target // 50)):
-            done, strip = construct_groups(
-                order, goal, degree, best_fit, waves, problem.jobs, limits, problem.constants
-            )
-            if not done:
-                continue
-            rounds = ROUNDS + 2 * limits.ranks
-            improve(strip, rounds, target, problem.jobs, limits, problem.constants)
-            found = candidate(problem, strip, waves=waves, block=block, mixed=False)
-            if found is not None and (best is None or found.makespan < best.makespan):
-                best = found
+    for best_fit, goal in ((False, target), (True, target + target // 50)):
+        done, strip = construct_groups(
+            order, goal, degree, best_fit, waves, problem.jobs, limits, problem.constants
+        )
+        if not done:
+            continue
+        polish(problem, strip, rounds=ROUNDS + limits.ranks)
+        found = candidate(problem, strip, waves=waves, block=degree if wide else None, mixed=False)
+        if found is not None and (best is None or found.makespan < best.makespan):
+            best = found
     return best

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dynapar.packing.search import improve
 from dynapar.packing.strip import construct
 from dynapar.packing.ticks import IntArray
-from dynapar.planner.problem import Candidate, Problem, candidate
+from dynapar.planner.problem import Candidate, Problem, candidate, polish
 
 GOOD = 0.01
 """Stop at a gap of this."""
@@ -113,7 +112,7 @@ def attempt(
     )  # fmt: skip
     if not done:
         return None
-    improve(strip, rounds, goal, problem.jobs, problem.limits, problem.constants)
+    polish(problem, strip, rounds=rounds, goal=goal)
     return candidate(problem, strip, waves=waves)
 
 

@@ -12,10 +12,9 @@ import numpy as np
 
 from dynapar.packing.moldable import Jobs, shared_work
 from dynapar.packing.peel import leader_targets
-from dynapar.packing.search import improve
 from dynapar.packing.strip import construct
 from dynapar.packing.ticks import IntArray, Layout
-from dynapar.planner.problem import Candidate, Problem, arrange, price
+from dynapar.planner.problem import Candidate, Problem, arrange, polish, price
 from dynapar.planner.step import FEW, GOOD, Setting, one_by_one, settings
 
 PEELED = 8
@@ -227,11 +226,7 @@ class _Search:
         if not done:
             return None
         if not setting.apart:
-            count = int(strip.counts[1])
-            rank_ticks = int((strip.machine_end * strip.machine_width)[:count].sum())
-            mean = rank_ticks // max(1, int(strip.machine_width[:count].sum()))
-            rounds = ROUNDS + problem.limits.ranks * waves
-            improve(strip, rounds, mean + mean // 1000, jobs, problem.limits, problem.constants)
+            polish(problem, strip, rounds=ROUNDS + problem.limits.ranks * waves)
         placed, layout = arrange(problem, strip, waves=waves)
         return layout if placed else None
 
