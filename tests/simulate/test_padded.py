@@ -103,4 +103,7 @@ def test_padding_and_repeated_encoding_are_paid_for(sync: Sync) -> None:
     assert replay(schedule).makespan / 1e6 == pytest.approx(expected, abs=1e-5)
     assert (schedule.tokens, schedule.computed_tokens) == (4800, 5000)
     assert schedule.loads.encoder_tokens.tolist() == [0, 0, 2834, 2834]
+    encoder = schedule.loads.parts[:, 3].tolist()
+    assert encoder == [0, 0, encoder[2], encoder[2]]
+    assert encoder[2] / 1e6 == pytest.approx(two[1], abs=2e-6)
     assert schedule.loads.ticks.max() / 1e6 == pytest.approx(max(map(sum, (one, two))), abs=1e-5)

@@ -11,6 +11,7 @@ from dynapar.cluster import Cluster
 from dynapar.costs import coefficients
 from dynapar.errors import PlanError
 from dynapar.meta import SampleTable
+from dynapar.packing.differencing import largest_differencing
 from dynapar.packing.ticks import latency_ticks, sample_columns
 from dynapar.plan import Sync, validate
 from dynapar.planner import PlannerConfig
@@ -28,7 +29,7 @@ def problem_of(samples: SampleTable, cluster: str, planner: PlannerConfig) -> Pr
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 10_000), st.sampled_from(["step", "microbatch"]), st.sampled_from(["1x4", "2x4"])
 )
@@ -64,6 +65,19 @@ def test_few_samples_are_balanced_as_well_as_can_be(seed: int) -> None:
     found = static_layout(problem, 1)
     assert found is not None
     assert best <= found.makespan <= best * 1.01
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_wave_is_balanced_at_least_by_largest_differencing(seed: int) -> None:
+    samples = table(np.random.default_rng(seed).integers(100, 4000, 20).tolist())
+    problem = problem_of(samples, "1x8", config("microbatch"))
+    ticks = sample_columns(samples.llm_tokens, 1, problem.constants).sum(axis=1)
+    deal = largest_differencing(ticks, 8)
+    fullest = max(int(ticks[deal == rank].sum()) for rank in range(8))
+    found = static_layout(problem, 1)
+    assert found is not None
+    expected = fullest + problem.constants.fixed + problem.constants.linear_rank
+    assert found.makespan <= max(expected, problem.constants.llm_floor)
 
 
 def test_the_degree_holds_for_the_whole_run() -> None:

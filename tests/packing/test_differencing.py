@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynapar.simulate.balance import largest_differencing
+from dynapar.packing.differencing import largest_differencing
 
 WEIGHTS = st.lists(st.integers(0, 1000), max_size=40)
 
@@ -34,3 +35,10 @@ def test_it_is_karmarkars_and_karps_rule(weights: list[int], bins: int) -> None:
 
 def test_the_textbook_example() -> None:
     assert sums([8, 7, 6, 5, 4], 2) == [16, 14]
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="bins is 0; expected 1 or more"):
+        largest_differencing(np.array([1]), 0)
+    with pytest.raises(ValueError, match="weights has -1; expected 0 or more"):
+        largest_differencing(np.array([3, -1]), 2)
