@@ -88,28 +88,23 @@ def padded_batches(
     """
     rings = [tuple(range(first, first + degree)) for first in range(0, ranks, degree)]
     order = np.argsort(-samples.llm_tokens, kind="stable").tolist()
-    encoder = samples.encoder_tokens
     batches = []
     while order:
-        longest = int(samples.llm_tokens[order[0]])
-        count = max(capacity * degree // longest, 1)
-        while count > 1 and _encoder_peak(order[: count * len(rings)], encoder, rings) > (
-            encoder_capacity
-        ):
+        count = max(capacity * degree // int(samples.llm_tokens[order[0]]), 1)
+        while True:
+            taken = order[: count * len(rings)]
+            deals = [taken[number :: len(rings)] for number in range(len(rings))]
+            fullest = max(int(samples.encoder_tokens[rows].sum()) for rows in deals)
+            if count == 1 or fullest <= encoder_capacity:
+                break
             count -= 1
-        taken, order = order[: count * len(rings)], order[count * len(rings) :]
-        for number, ring in enumerate(rings):
-            if rows := taken[number :: len(rings)]:
-                length = int(samples.llm_tokens[rows[0]])
-                batches.append(PaddedBatch(ring, tuple(rows), length))
+        order = order[len(taken) :]
+        batches += [
+            PaddedBatch(ring, tuple(rows), int(samples.llm_tokens[rows[0]]))
+            for ring, rows in zip(rings, deals, strict=True)
+            if rows
+        ]
     return tuple(batches)
-
-
-def _encoder_peak(
-    rows: Sequence[int], encoder: np.ndarray, rings: Sequence[tuple[int, ...]]
-) -> int:
-    """Encoder tokens of the fullest ring when `rows` are dealt in turn."""
-    return max(int(encoder[list(rows[n :: len(rings)])].sum()) for n in range(len(rings)))
 
 
 def pad_sample(sample: LoadedSample, *, length: int) -> LoadedSample:
