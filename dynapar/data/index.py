@@ -12,9 +12,11 @@ from dynapar.data.indexfile import Header, Medium, write_index
 from dynapar.data.indexfile import Index as Index
 from dynapar.data.indexfile import read_index as read_index
 from dynapar.data.media import MediaSize, media_size
+from dynapar.data.metadata import MetadataSource
 from dynapar.data.records import Locator, MediaFile, Record
 from dynapar.data.sources import Source
 from dynapar.errors import SampleError
+from dynapar.meta import AUDIO, IMAGE, VIDEO
 from dynapar.shapes import IMAGE_KIND, ModelShape
 
 Progress = Callable[[int, int], None]
@@ -61,10 +63,13 @@ def build_index(
             which, instead of stopping at the first one.
 
     Raises:
-        SourceError: No samples, or none that can be read.
-        SampleError: A sample is malformed, its media cannot be read, or two samples have one id.
+        SourceError: The source has no samples.
+        SampleError: A sample is malformed, its media cannot be read, two samples have one id, or
+            no sample at all can be read.
         ModelError: The model folder's tokenizer is missing or unfit.
     """
+    if isinstance(source, MetadataSource):
+        return _index_metadata(source, shape, Path(out))
     builder = _Builder(shape)
     locators = source.locate()
     rows, skipped = [], []
@@ -87,14 +92,7 @@ def build_index(
             skipped.append(str(error))
     if not rows:
         raise SampleError(f"none of {len(locators)} samples can be read; the first: {skipped[0]}")
-    header = Header(
-        source_kind=source.kind,
-        source_files=tuple(path.name for path in source.files),
-        source=source.fingerprint(),
-        model=shape.name,
-        settings=shape.settings(),
-        tokenizer=builder.tokenizer.fingerprint,
-    )
+    header = _header(source, shape, builder.tokenizer.fingerprint)
     write_index(Path(out), header, [row.columns for row in rows])
     if progress is not None:
         progress(len(locators), len(locators))
@@ -106,6 +104,52 @@ def build_index(
         kinds=dict(sorted(Counter(row.kind for row in rows).items())),
         notes=builder.notes(),
         skipped=tuple(skipped),
+    )
+
+
+def _header(source: Source, shape: ModelShape, tokenizer: str) -> Header:
+    return Header(
+        source_kind=source.kind,
+        source_files=tuple(path.name for path in source.files),
+        source=source.fingerprint(),
+        model=shape.name,
+        settings=shape.settings(),
+        tokenizer=tokenizer,
+    )
+
+
+def _kind(modalities: int) -> str:
+    """Modality bits in words."""
+    names = {IMAGE: "image", VIDEO: "video", AUDIO: "audio"}
+    return " + ".join(name for bit, name in names.items() if modalities & bit) or "text"
+
+
+def _index_metadata(source: MetadataSource, shape: ModelShape, out: Path) -> IndexSummary:
+    """Write a metadata file's numbers as an index; it says nothing of places and media."""
+    table = source.table(shape)
+    nowhere = Locator(0, 0, -1, 0, "", ())
+    rows = [
+        {
+            "id": id,
+            "llm_tokens": int(table.llm_tokens[row]),
+            "text_tokens": int(table.text_tokens[row]),
+            "label_tokens": int(table.label_tokens[row]),
+            "modalities": int(table.modalities[row]),
+            "unit_tokens": table.units(row).tolist(),
+            "media": [],
+            **nowhere._asdict(),
+        }
+        for row, id in enumerate(table.ids)
+    ]
+    write_index(out, _header(source, shape, "none"), rows)
+    return IndexSummary(
+        samples=len(table),
+        llm_tokens=int(table.llm_tokens.sum()),
+        label_tokens=int(table.label_tokens.sum()),
+        encoder_tokens=int(table.unit_tokens.sum()),
+        kinds=dict(sorted(Counter(_kind(int(bits)) for bits in table.modalities).items())),
+        notes=("metadata alone: the index serves planning, not training",),
+        skipped=(),
     )
 
 
@@ -159,7 +203,7 @@ class _Builder:
             llm_tokens=llm_tokens,
             label_tokens=rendered.label_tokens,
             encoder_tokens=sum(units),
-            kind={0: "text", 1: "image", 2: "video", 3: "image + video"}[modalities],
+            kind=_kind(modalities),
         )
 
     def _size(self, item: MediaFile) -> MediaSize:

@@ -131,6 +131,11 @@ class Index:
         Raises:
             SourceError: Names what differs, both values, and what to run.
         """
+        if self.header.source_kind == "metadata":
+            raise SourceError(
+                f"{self.path} is an index of metadata alone; expected one of conversations or "
+                "shards to load samples. Index the data themselves."
+            )
         made, now = dict(self.header.settings), shape.settings()
         made |= {"tokenizer.json": self.header.tokenizer, "source": self.header.source}
         now |= {"tokenizer.json": tokenizer, "source": source.fingerprint()}

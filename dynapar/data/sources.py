@@ -21,7 +21,7 @@ class Source(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it is: "conversations" or "shards"."""
+        """What it is: "conversations", "shards" or "metadata"."""
 
     @property
     def files(self) -> Sequence[Path]:
@@ -49,13 +49,14 @@ def open_source(path: str) -> Source:
     """Open a source for training or indexing.
 
     Args:
-        path: A conversation file (.jsonl or .json), or webdataset shards: one .tar, a brace
-            pattern as `shards-{000..007}.tar`, or a glob.
+        path: A conversation file (.jsonl or .json), a metadata file (.jsonl), or webdataset
+            shards: one .tar, a brace pattern as `shards-{000..007}.tar`, or a glob.
 
     Raises:
         SourceError: Nothing is there, or it is of another kind (compressed shards among them).
     """
     from dynapar.data.conversations import ConversationSource
+    from dynapar.data.metadata import MetadataSource, is_metadata
     from dynapar.data.shards import ShardSource
 
     if path.endswith(_COMPRESSED):
@@ -69,6 +70,8 @@ def open_source(path: str) -> Source:
         raise SourceError(
             f"source {path!r} does not exist; expected a file or a pattern of .tar files"
         )
+    if path.endswith(".jsonl") and is_metadata(Path(path)):
+        return MetadataSource(Path(path))
     if path.endswith((".jsonl", ".json")):
         return ConversationSource(Path(path))
     raise SourceError(

@@ -142,3 +142,21 @@ def test_indexing_loads_no_torch(demo: Demo, tmp_path: Path) -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_metadata_are_indexed_for_planning_alone(demo: Demo, tmp_path: Path) -> None:
+    samples: list[dict[str, object]] = [
+        {"id": "a", "text_tokens": 12},
+        {"id": "b", "text_tokens": 5, "media": [{"kind": "image", "height": 512, "width": 512}]},
+    ]
+    path = write_lines(tmp_path / "m.jsonl", samples)
+    source = open_source(str(path))
+    summary = build_index(source, load_model_shape("qwen2.5-vl-7b"), tmp_path / "i.parquet")
+    index = read_index(tmp_path / "i.parquet")
+    assert (summary.samples, summary.kinds) == (2, {"image": 1, "text": 1})
+    assert index.table.llm_tokens.tolist() == [12, 5 + 2 + 324]
+    assert index.table.unit_tokens.tolist() == [1296]
+    with pytest.raises(SourceError, match="index of metadata alone"):
+        index.check(source=source, shape=demo.shape, tokenizer="")
+    with pytest.raises(SourceError, match="holds metadata alone"):
+        source.locate()
