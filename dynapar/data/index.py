@@ -216,7 +216,7 @@ class _Builder:
 
     def notes(self) -> tuple[str, ...]:
         return tuple(
-            f"{kind}: {count} without a number of frames in the header; packets were counted, nothing "
-            "was decoded"
+            f"{kind}: {count} without a number of frames in the header; packets were counted, "
+            "nothing was decoded"
             for kind, count in sorted(self._counted.items())
         )
