@@ -1,11 +1,4 @@
-"""Build a schedule of moldable samples on a strip of ranks, towards a target L.
-
-1. Each sample takes the least degree at which it alone would end by L. Those above 1 become
-   *rings*, widest first, on the window of ranks that idles least.
-2. What is left of each node is cut into *machines* of a given width; a ring that ends last on its
-   ranks is a machine too, so that short samples ride on it.
-3. The other samples go, longest first, to the machine that ends earliest with them (or, with
-   `best_fit`, latest but by L).
+"""A schedule under construction, and the rings on it.
 
 Ranks form a strip of nodes. Where ranks meet once a step it is the cluster, and microbatches
 stack. Where they meet in waves (`single`) it is one cluster after another, one for each wave, with
@@ -24,14 +17,10 @@ from .moldable import (
     Jobs,
     Limits,
     alone,
-    dealt_tokens,
     job_ticks,
-    least_degree,
-    overhead,
-    remainder,
     share_tokens,
 )
-from .ticks import BoolArray, Coefficients, IntArray
+from .ticks import Coefficients, IntArray
 
 
 class Strip(NamedTuple):
@@ -109,7 +98,8 @@ def empty_strip(samples: int, jobs: int, ranks: int) -> Strip:
 
 
 @kernel
-def _add(strip: Strip, b: int, i: int, jobs: Jobs) -> None:
+def add(strip: Strip, b: int, i: int, jobs: Jobs) -> None:
+    """Put sample i into microbatch b."""
     strip.tokens[b] += share_tokens(jobs.tokens[i], strip.width[b])
     strip.encoder_tokens[b] += jobs.encoder_tokens[i]
     strip.unit_size[b] = max(strip.unit_size[b], jobs.unit_size[i])
@@ -200,243 +190,7 @@ def open_rings(
         b = strip.counts[0]
         strip.counts[0] += 1
         strip.first[b], strip.width[b], strip.start[b] = first, degree, start
-        _add(strip, b, i, jobs)
+        add(strip, b, i, jobs)
         strip.load[first : first + degree] = start + ticks
         strip.top[first : first + degree] = b
     return rest[:left]
-
-
-@kernel
-def _add_machine(strip: Strip, first: int, width: int, end: int, top: int) -> None:
-    m = strip.counts[1]
-    strip.counts[1] += 1
-    strip.machine_first[m], strip.machine_width[m] = first, width
-    strip.machine_end[m], strip.machine_top[m] = end, top
-    strip.machine_shadow[m] = strip.shadow[top] // width if top >= 0 else 0
-
-
-@kernel
-def _ring_machines(
-    strip: Strip, target: int, single: bool, limits: Limits, costs: Coefficients
-) -> BoolArray:
-    """Rings that end last on all their ranks become machines; returns which ranks they take."""
-    used = np.zeros(strip.load.shape[0], np.bool_)
-    token = int(costs.linear_token * 1.08) + 1
-    for b in range(strip.counts[0]):
-        first, width = strip.first[b], strip.width[b]
-        if (strip.top[first : first + width] != b).any():
-            continue
-        slack = target - strip.load[first]
-        if not single and slack > 3 * costs.fixed:
-            # Better cut up for short samples than kept as a wide machine that memory closes early.
-            reach = (limits.capacity - strip.tokens[b]) * token
-            if width > limits.node or (10 * reach < 7 * slack and slack > 5 * costs.fixed):
-                continue
-        strip.machine[b] = strip.counts[1]
-        _add_machine(strip, first, width, strip.load[first], b)
-        used[first : first + width] = True
-    return used
-
-
-@kernel
-def open_machines(
-    strip: Strip, target: int, width: int, single: bool, limits: Limits, costs: Coefficients
-) -> None:
-    """Cut the strip into machines: rings on top, and runs of equally loaded ranks up to `width`."""
-    used = _ring_machines(strip, target, single, limits, costs)
-    ranks = strip.load.shape[0]
-    r = 0
-    while r < ranks:
-        taken = used[r] or (single and strip.top[r] >= 0)
-        if taken:
-            r += 1
-            continue
-        end = r + 1
-        while (
-            end < ranks
-            and end - r < width
-            and end // limits.node == r // limits.node
-            and not used[end]
-            and strip.load[end] == strip.load[r]
-            and not (single and strip.top[end] >= 0)
-        ):
-            end += 1
-        _add_machine(strip, r, end - r, strip.load[r], -1)
-        r = end
-
-
-@kernel
-def open_groups(strip: Strip, degree: int, limits: Limits) -> None:
-    """Cut the strip into machines of exactly `degree` ranks: a homogeneous layout."""
-    span = limits.node if degree <= limits.node else limits.ranks
-    for base in range(0, strip.load.shape[0], span):
-        for first in range(base, base + span - degree + 1, degree):
-            _add_machine(strip, first, degree, 0, -1)
-
-
-@kernel
-def _pick_machine(
-    strip: Strip,
-    i: int,
-    target: int,
-    single: bool,
-    best_fit: bool,
-    known: IntArray,
-    jobs: Jobs,
-    limits: Limits,
-    costs: Coefficients,
-) -> tuple[int, int, bool]:
-    """Machine, end and whether a microbatch must be opened for sample i; machine -1: no room.
-
-    `known` is scratch: (node + 2, 2), ticks and tokens of the sample at each width.
-    """
-    # The loop is the planner's hottest: local names and scalars, no calls that take the strip.
-    ends, widths, tops = strip.machine_end, strip.machine_width, strip.machine_top
-    used, encoded, largest = strip.tokens, strip.encoder_tokens, strip.unit_size
-    counts, dearest = strip.units, strip.unit_ticks
-    size, count, encoder = jobs.unit_size[i], jobs.units[i], jobs.encoder_tokens[i]
-    dear, capacity, encoder_capacity = jobs.unit_ticks[i], limits.capacity, limits.encoder_capacity
-    known[:] = -1
-    shadows, shadow = strip.machine_shadow, jobs.shadow[i]
-    best, best_key, best_end, best_new = -1, NEVER, NEVER, False
-    full, full_key, full_end, full_new = -1, -1, -1, False
-    for m in range(strip.counts[1]):
-        begin = ends[m]
-        if begin >= best_key and not best_fit:
-            continue
-        width = widths[m]
-        slot = min(width, known.shape[0] - 1)
-        if known[slot, 0] < 0 or slot < width:
-            known[slot, 0] = job_ticks(jobs, i, width, costs)
-            known[slot, 1] = share_tokens(jobs.tokens[i], width)
-        end = begin + known[slot, 0]
-        if end >= best_key and (not best_fit or end > target):
-            continue
-        share, b = known[slot, 1], tops[m]
-        new = b < 0 or used[b] + share > capacity
-        if not new and encoder > 0:
-            most = max(largest[b], size)
-            dealt = dealt_tokens(encoded[b] + encoder, most, counts[b] + count, width)
-            new = dealt > encoder_capacity
-        if new:
-            if single and b >= 0:
-                continue
-            dealt = dealt_tokens(encoder, size, count, width)
-            if share > capacity or dealt > encoder_capacity:
-                continue
-            end += overhead(width, costs) + remainder(dear, width)
-        elif dear > dearest[b]:
-            end += remainder(dear - dearest[b], width)
-        key = max(end, shadows[m] + shadow // width)
-        if key < best_key:
-            best, best_key, best_end, best_new = m, key, end, new
-        if best_fit and full_key < key <= target:
-            full, full_key, full_end, full_new = m, key, end, new
-    if full >= 0:
-        return full, full_end, full_new
-    return best, best_end, best_new
-
-
-@kernel
-def fill_machines(
-    strip: Strip,
-    samples: IntArray,
-    target: int,
-    single: bool,
-    best_fit: bool,
-    partial: bool,
-    jobs: Jobs,
-    limits: Limits,
-    costs: Coefficients,
-) -> bool:
-    """Give each sample, in the given order, to a machine; False if one finds no room.
-
-    With `partial`, samples that would not end by `target` stay out instead.
-    """
-    known = np.empty((limits.node + 2, 2), np.int64)
-    for i in samples:
-        m, end, new = _pick_machine(strip, i, target, single, best_fit, known, jobs, limits, costs)
-        if partial and (m < 0 or end > target):
-            continue
-        if m < 0:
-            return False
-        if new:
-            b = strip.counts[0]
-            strip.counts[0] += 1
-            strip.first[b], strip.width[b] = strip.machine_first[m], strip.machine_width[m]
-            strip.start[b] = strip.machine_end[m]
-            strip.machine[b] = m
-            strip.machine_top[m] = b
-        _add(strip, strip.machine_top[m], i, jobs)
-        strip.machine_end[m] = end
-        strip.machine_shadow[m] += jobs.shadow[i] // strip.machine_width[m]
-    return True
-
-
-@kernel
-def construct(
-    order: IntArray,
-    target: int,
-    width: int,
-    ride: int,
-    best_fit: bool,
-    partial: bool,
-    waves: int,
-    jobs: Jobs,
-    limits: Limits,
-    costs: Coefficients,
-) -> tuple[bool, Strip]:
-    """Build a schedule of the samples of `order` towards `target`, as the module's text says.
-
-    Args:
-        order: Samples, longest first.
-        target: Ticks at which all should end (in waves: how long each should take).
-        width: Ranks of the machines that are not rings.
-        ride: Samples whose least degree is at most this open no ring of their own.
-        best_fit: Fill machines up to the target before emptier ones.
-        partial: Leave out what would end after the target.
-        waves: Waves of the strip; 0 where microbatches stack.
-        jobs: All samples.
-        limits: Cluster and capacities.
-        costs: The coefficients.
-
-    Returns:
-        Whether every sample found room, and the strip.
-    """
-    n = order.shape[0]
-    single = waves > 0
-    strip = empty_strip(jobs.tokens.shape[0], n, limits.ranks * max(1, waves))
-    rings, degrees = np.empty(n, np.int64), np.empty(n, np.int64)
-    others = np.empty(n, np.int64)
-    opened, kept = 0, 0
-    for i in order:
-        degree = least_degree(jobs, i, target, limits, costs)
-        if degree > ride:
-            rings[opened], degrees[opened] = i, degree
-            opened += 1
-        else:
-            others[kept] = i
-            kept += 1
-    rest = open_rings(strip, rings[:opened], degrees[:opened], target, single, jobs, limits, costs)
-    open_machines(strip, target, width, single, limits, costs)
-    samples = np.concatenate((rest, others[:kept]))
-    done = fill_machines(strip, samples, target, single, best_fit, partial, jobs, limits, costs)
-    return done, strip
-
-
-@kernel
-def construct_groups(
-    order: IntArray,
-    target: int,
-    degree: int,
-    best_fit: bool,
-    waves: int,
-    jobs: Jobs,
-    limits: Limits,
-    costs: Coefficients,
-) -> tuple[bool, Strip]:
-    """Build a homogeneous schedule: every sample at `degree`, on the groups of `open_groups`."""
-    strip = empty_strip(jobs.tokens.shape[0], order.shape[0], limits.ranks * max(1, waves))
-    open_groups(strip, degree, limits)
-    done = fill_machines(strip, order, target, waves > 0, best_fit, False, jobs, limits, costs)
-    return done, strip

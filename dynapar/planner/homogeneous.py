@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dynapar.packing.construct import construct_groups
 from dynapar.packing.moldable import fits, work_at_degree
-from dynapar.packing.strip import construct_groups
 from dynapar.packing.ticks import IntArray
 from dynapar.planner.problem import Candidate, Problem, candidate, polish
 

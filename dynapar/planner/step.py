@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dynapar.packing.strip import construct
+from dynapar.packing.construct import construct
 from dynapar.packing.ticks import IntArray
 from dynapar.planner.problem import Candidate, Problem, candidate, polish
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dynapar.packing.construct import construct
 from dynapar.packing.moldable import Jobs, shared_work
 from dynapar.packing.peel import leader_targets
-from dynapar.packing.strip import construct
 from dynapar.packing.ticks import IntArray, Layout
 from dynapar.planner.problem import Candidate, Problem, arrange, polish, price
 from dynapar.planner.step import FEW, GOOD, Setting, one_by_one, settings
