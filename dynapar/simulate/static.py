@@ -15,9 +15,9 @@ import numpy as np
 
 from dynapar.errors import PlanError
 from dynapar.packing.bins import settle
+from dynapar.packing.construct import construct_groups
 from dynapar.packing.differencing import largest_differencing
 from dynapar.packing.moldable import work_at_degree
-from dynapar.packing.strip import construct_groups
 from dynapar.packing.ticks import IntArray, Layout, microbatch_ticks, sample_columns
 from dynapar.planner.homogeneous import MORE_WAVES, at_degree, homogeneous_degrees
 from dynapar.planner.problem import Candidate, Problem, candidate, longest_first, price
