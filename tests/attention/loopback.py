@@ -1,8 +1,8 @@
 """All positions of a ring in one process, each in a thread: degrees beyond the number of cores."""
 
+import itertools
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -48,7 +48,8 @@ class LoopbackTransport:
 
 def run_loopback(degree: int, fn: Callable[[LoopbackTransport], T]) -> list[T]:
     """Call `fn` for every rank at once; the results by rank, or the first error."""
-    queues: Queues = defaultdict(queue.Queue)
+    # Made before the threads start: two of them making the same queue would lose a message.
+    queues: Queues = {pair: queue.Queue() for pair in itertools.permutations(range(degree), 2)}
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 
