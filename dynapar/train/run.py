@@ -97,7 +97,8 @@ def prepare(config: RunConfig) -> Run:
     costs = load_costs(config.costs)
     source = open_source(config.source)
     index = read_index(config.index)
-    materializer = Materializer(shape, source, index)
+    quarantine = config.checkpoint.folder / "quarantine.jsonl"
+    materializer = Materializer(shape, source, index, quarantine=quarantine)
     sampler = Sampler(
         len(index.table),
         global_batch=config.batch.samples,

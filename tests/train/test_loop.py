@@ -243,6 +243,20 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     assert [math.isfinite(row["loss"]) for row in rows(config)] == [True]
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_picture_that_cannot_be_read_is_said_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_run(tmp_path, planner=PLANNER, steps=1, batch={"samples": 20})
+    (tmp_path / "data" / "3.png").unlink()
+    train(read_run_config(config))
+    (row,) = rows(config)
+    assert row["targets"] < row["planned_targets"]
+    assert "(stubs: s3)" in capsys.readouterr().out
+    (quarantined,) = read_steps(tmp_path / "run" / "quarantine.jsonl")
+    assert quarantined["id"] == "s3"
+
+
 def refused(config: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line by which `dynapar train` refuses a configuration."""
     with pytest.raises(SystemExit) as exit_info:
