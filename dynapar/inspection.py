@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import NamedTuple
 
 from dynapar.cluster import Cluster
@@ -122,6 +123,8 @@ def degrees(
 ) -> list[AtDegree]:
     """The sample at every degree that the cluster allows, alone in its microbatch."""
     constants = coefficients(costs, ranks_per_node=cluster.ranks_per_node)
+    # As plain functions: loading the compiled ones takes longer than these few calls.
+    sample, unit_time, latency = unwrap(sample_ticks), unwrap(unit_ticks), unwrap(latency_ticks)
     found = []
     for degree in cluster.degrees():
         loads = [0] * degree
@@ -129,12 +132,12 @@ def degrees(
         for unit in sorted(subject.units, reverse=True):
             rank = loads.index(min(loads))
             loads[rank] += unit
-            times[rank] += int(unit_ticks(unit, constants))
+            times[rank] += unit_time(unit, constants)
         share = max(
             _share(subject.llm_tokens, degree, position) for position in range(min(degree, 2))
         )
-        ticks = sum(sample_ticks(subject.llm_tokens, degree, constants)) + max(times)
-        ticks += int(latency_ticks(degree, constants)) + constants.linear_rank
+        ticks = sum(sample(subject.llm_tokens, degree, constants)) + max(times)
+        ticks += latency(degree, constants) + constants.linear_rank
         fits = share <= capacity and max(loads) <= encoder_capacity
         found.append(AtDegree(degree, share, max(loads), ticks / TICKS_PER_SECOND, fits))
     return found

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynapar.cluster import Cluster
+from dynapar.costs import TICKS_PER_SECOND, coefficients, load_costs
+from dynapar.errors import ConfigError, DynaparError, ModelError, SampleError, SourceError
+from dynapar.inspect_command import inspect_command, read_subject
+from dynapar.inspection import Item, Subject, choose, degrees
+from dynapar.packing.ticks import latency_ticks, sample_ticks, unit_ticks
+from dynapar.shapes import IMAGE_KIND, MediaTokens
+from tests.data.small import noise, write_clip
+from tests.test_architecture import heavy_after
+
+VIDEO = {"kind": "video", "height": 720, "width": 1280, "frames": 600, "fps": 25}
+
+
+def line(*media: object, text: int = 30) -> str:
+    return json.dumps({"id": "a", "text_tokens": text, "media": media})
+
+
+def report(capsys: pytest.CaptureFixture[str], target: str | Path, **more: object) -> dict:  # type: ignore[type-arg]
+    settings: dict[str, object] = {"model": "qwen2.5-vl-7b", "json": True, **more}
+    inspect_command(str(target), **settings)  # type: ignore[arg-type]
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_an_image_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise(480, 640).save(tmp_path / "a.png")
+    found = report(capsys, tmp_path / "a.png")
+    assert (found["llm_tokens"], found["text_tokens"]) == (393, 2)
+    assert (found["encoder_tokens"], found["encoder_units"]) == (1564, 1)
+    (medium,) = found["media"]
+    assert (medium["size"], medium["grid"]) == ([476, 644], [1, 34, 46])
+    assert found["degree"] == 1
+    assert found["flops_total"] == sum(r["forward"] + r["backward"] for r in found["flops"])
+    assert 0.2 < found["encoder_share"] < 0.4
+    inspect_command(str(tmp_path / "a.png"), model="qwen2.5-vl-7b")
+    text = capsys.readouterr().out
+    for part in (
+        "a.png, by qwen2.5-vl-7b: 393 LLM tokens (2 of text), 1,564 encoder tokens in 1 unit\n",
+        "resized to 476 x 644 pixels (multiples of 28; 3,136 to 12,845,056 pixels",
+        "34 x 46 patches of 14 pixels, 1 unit: 1,564 encoder tokens",
+        "windows of 8 x 8 patches, over the whole unit in 4 of 32 layers",
+        "merged 2 x 2: 391 LLM tokens",
+        "Degree 1 at least: one rank holds it: 393 of 16,384 LLM tokens",
+        "not measured",
+    ):
+        assert part in text
+
+
+def test_a_video_and_a_sound_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_clip(tmp_path / "v.mp4", 24)
+    found = report(capsys, tmp_path / "v.mp4", model="qwen3-vl-8b")
+    assert (found["media"][0]["frames"], found["encoder_units"]) == (6, 3)
+    with wave.open(str(tmp_path / "s.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(np.zeros(8000 * 5, np.int16).tobytes())
+    found = report(capsys, tmp_path / "s.wav", model="qwen2.5-omni-7b")
+    assert (found["llm_tokens"], found["encoder_tokens"]) == (127, 250)
+    assert {row["part"] for row in found["flops"]} == {"audio", "merger", "llm"}
+
+
+def test_a_metadata_line_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    image = {"kind": "image", "height": 480, "width": 640}
+    found = report(capsys, line(image, VIDEO))
+    assert found["text_tokens"] == 34
+    assert found["llm_tokens"] == 34 + 391 + found["media"][1]["llm_tokens"]
+    assert found["encoder_units"] == 1 + 24
+    given = {"kind": "image", "llm_tokens": 512, "encoder_tokens": 2050}
+    found = report(capsys, line({**given, "encoder_units": [1025, 1025]}))
+    assert (found["llm_tokens"], found["encoder_units"]) == (542, 2)
+
+
+def test_one_clip_is_explained_from_the_users_own_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MM9 of the pitfalls: 768 frames of 360 x 640 are 384, 10,752 or 46,080 tokens."""
+    counts = {}
+    for name, rules in {
+        "plain": {},
+        "capped": {"cap_pixels_per_frame": True},
+        "released": {"size": {"shortest_edge": 4096, "longest_edge": 25165824}},
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        config = {"model_type": "qwen3_vl"}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "preprocessor_config.json").write_text("{}")
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(rules))
+        clip = {"kind": "video", "height": 360, "width": 640, "frames": 768, "fps": 2}
+        counts[name] = report(capsys, line(clip), model=str(folder))["media"][0]["llm_tokens"]
+    assert counts == {"plain": 384, "capped": 46080, "released": 10752}
+
+
+def subject(tokens: int, *units: int) -> Subject:
+    items = [Item("", MediaTokens(IMAGE_KIND, (0, 0), (1, 1, unit), 0, (), 0.0)) for unit in units]
+    return Subject(id="x", text_tokens=tokens, items=tuple(items))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "units", "degree", "why"),
+    [
+        (1000, (), 1, "one rank holds it: 1,000 of 1,000 LLM tokens"),
+        (1001, (), 2, "at degree 1 a rank would hold 1,001 LLM tokens, capacity is 1,000"),
+        (2001, (), 3, "at degree 2 a rank would hold 1,001 LLM tokens"),
+        (10, (60, 60), 2, "at degree 1 a rank would hold 120 encoder tokens, capacity is 100"),
+        (10, (101,), 0, "One encoder unit alone is too large"),
+        (9000, (), 0, "at degree 8, the largest, a rank would hold 1,125 LLM tokens"),
+    ],
+)
+def test_the_least_degree_that_holds_a_sample_and_why(
+    tokens: int, units: tuple[int, ...], degree: int, why: str
+) -> None:
+    limits = {"capacity": 1000, "encoder_capacity": 100}
+    one, cluster = subject(tokens, *units), Cluster.parse("1x8")
+    table = degrees(one, cluster=cluster, costs=load_costs(None), **limits)
+    found, reason = choose(table, one, **limits)
+    assert found == degree
+    assert why in reason
+
+
+def test_times_are_those_of_the_planner() -> None:
+    costs, cluster = load_costs(None), Cluster.parse("2x4")
+    constants = coefficients(costs, ranks_per_node=4)
+    one = subject(5000, 700, 300)
+    table = degrees(one, cluster=cluster, costs=costs, capacity=9999, encoder_capacity=9999)
+    assert [row.degree for row in table] == [1, 2, 3, 4, 6, 8]
+    for row in table:
+        encoder = [int(unit_ticks(unit, constants)) for unit in (700, 300)]
+        ticks = sum(sample_ticks(5000, row.degree, constants)) + constants.linear_rank
+        ticks += max(encoder) if row.degree > 1 else sum(encoder)
+        ticks += latency_ticks(row.degree, constants)
+        assert row.seconds == ticks / TICKS_PER_SECOND
+
+
+def test_a_step_is_planned_among_others(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, line(VIDEO), among="flat", global_batch=16, capacity=4096)
+    step = found["step"]
+    assert found["degree"] > 1
+    assert step["degree"] >= found["degree"]
+    assert step["microbatch_ranks"] >= step["degree"]
+    assert 0 < step["share"] <= 1
+
+
+def test_frozen_parts_have_no_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    image = {"kind": "image", "height": 480, "width": 640}
+    found = report(capsys, line(image), frozen=["vision"])
+    backward = {(r["part"], r["backward"] > 0) for r in found["flops"]}
+    assert backward == {("vision", False), ("merger", True), ("llm", True)}
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "kind", "said"),
+    [
+        ("none.png", {}, SourceError, "'none.png' is no file"),
+        (line({"kind": "image", "width": 5}), {}, SampleError, r"media\[0\] has height None"),
+        (line({"kind": "audio"}), {}, SampleError, r"media\[0\] has seconds None"),
+        (
+            line({"kind": "audio", "seconds": 2}),
+            {},
+            SampleError,
+            r"media\[0\]: model 'qwen2\.5-vl-7b' takes no audio",
+        ),
+        (line(), {"model": "qwen2.5-vl-9b"}, ModelError, "did you mean 'qwen2.5-vl-7b'"),
+        (line(), {"frozen": ["tower"]}, ConfigError, "frozen is 'tower'; expected some of vision"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    target: str, more: dict[str, object], kind: type[DynaparError], said: str
+) -> None:
+    settings: dict[str, object] = {"model": "qwen2.5-vl-7b", **more}
+    with pytest.raises(kind, match=said):
+        inspect_command(target, **settings)  # type: ignore[arg-type]
+
+
+def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
+    from dynapar.catalog import load_model_shape
+
+    (tmp_path / "a.xyz").write_text("")
+    with pytest.raises(SourceError, match="is of no known kind"):
+        read_subject(str(tmp_path / "a.xyz"), load_model_shape("qwen2.5-vl-7b"), None)
+
+
+def test_inspecting_loads_no_torch(tmp_path: Path) -> None:
+    noise(48, 64).save(tmp_path / "a.png")
+    code = (
+        "from dynapar.inspect_command import inspect_command\n"
+        f"inspect_command({str(tmp_path / 'a.png')!r}, model='qwen2.5-vl-7b')"
+    )
+    assert heavy_after(code) == []
