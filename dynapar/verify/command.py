@@ -42,7 +42,10 @@ def verify_command(config_path: Path, *, dtype: str | None, json: bool) -> None:
     if dtype is not None:
         if dtype not in PRECISIONS:
             raise ConfigError(f"dtype is {dtype!r}; expected one of {', '.join(PRECISIONS)}")
+        recompute = config.recompute
         config = in_precision(config, PRECISIONS[dtype])
+        if recompute and not config.recompute:
+            say("recompute is off: in float64 recomputed layers would round to float32")
     if config.costs is None:
         say("no costs are given: planning with the reference that dynapar ships (an H100)")
     given = config.verify.tolerance if config.precision == own else None
