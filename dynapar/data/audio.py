@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import av
 
-from dynapar.data.media import unreadable
+from dynapar.data.header import unreadable
 from dynapar.data.records import MediaFile
 from dynapar.errors import SampleError
 

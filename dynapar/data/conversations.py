@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from dynapar.data.digest import digest_files
 from dynapar.data.records import Locator, MediaFile, Record, parse_conversation
-from dynapar.data.sources import digest_files
 from dynapar.errors import SampleError, SourceError
 
 

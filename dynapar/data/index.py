@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynapar.data.chat import ChatTokenizer
+from dynapar.data.header import MediaSize
 from dynapar.data.indexfile import Header, Medium, write_index
 from dynapar.data.indexfile import Index as Index
 from dynapar.data.indexfile import read_index as read_index
-from dynapar.data.media import MediaSize, media_size
+from dynapar.data.media import media_size
 from dynapar.data.metadata import MetadataSource
 from dynapar.data.records import Locator, MediaFile, Record
 from dynapar.data.sources import Source

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from dynapar.data.chat import ChatTokenizer, Rendered
+from dynapar.data.header import Pixels
 from dynapar.data.index import Index
 from dynapar.data.indexfile import Medium
-from dynapar.data.media import Pixels, decode_frames, decode_image
+from dynapar.data.media import decode_frames, decode_image
 from dynapar.data.patches import unit_patches
 from dynapar.data.positions import mrope_positions
 from dynapar.data.records import MediaFile, Record

@@ -9,18 +9,14 @@ from __future__ import annotations
 import importlib.util
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
+from dynapar.data.header import MediaSize, Pixels, unreadable
 from dynapar.data.records import MediaFile
-from dynapar.errors import SampleError, SourceError
+from dynapar.errors import SourceError
 from dynapar.shapes import IMAGE_KIND
-
-Pixels = npt.NDArray[np.uint8]
-"""(height, width, 3)."""
 
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -33,19 +29,6 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """EXIF orientation -> what makes the picture upright; from 5 on, height and width change places."""
-
-
-class MediaSize(NamedTuple):
-    """What a header says."""
-
-    height: int
-    width: int
-    frames: int
-    """1 for an image."""
-    fps: float
-    """0.0 for an image."""
-    counted: bool
-    """The header had no number of frames; its packets were counted, not decoded."""
 
 
 def media_size(item: MediaFile) -> MediaSize:
@@ -119,13 +102,3 @@ def _require_av(item: MediaFile) -> None:
             f"{item.name} in {item.path} is a video, and package 'av' is not installed; videos "
             "need it. Run: pip install 'dynapar[video]'"
         )
-
-
-def unreadable(item: MediaFile, error: Exception) -> SampleError:
-    """The error for a file that its decoder refuses."""
-    if isinstance(error, FileNotFoundError):
-        return SampleError(f"{item.name}: {item.path} does not exist; expected a file. Restore it.")
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return SampleError(
-        f"{item.name} in {item.path} cannot be read: {reason}. Repair it or remove the sample."
-    )

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from dynapar.data.digest import digest_files
 from dynapar.data.records import Locator, Record
-from dynapar.data.sources import digest_files
 from dynapar.errors import SampleError, SourceError
 from dynapar.meta import SampleTable, read_metadata_jsonl
 from dynapar.shapes import ModelShape

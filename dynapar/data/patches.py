@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dynapar.data.media import Pixels
+from dynapar.data.header import Pixels
 from dynapar.shapes import PixelRules, VisionShape
 
 FloatArray = npt.NDArray[np.float32]

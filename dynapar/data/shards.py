@@ -16,8 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from threading import Lock
 
+from dynapar.data.digest import digest_files
 from dynapar.data.records import Locator, MediaFile, Member, Record, parse_conversation
-from dynapar.data.sources import digest_files
 from dynapar.errors import SampleError, SourceError
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")

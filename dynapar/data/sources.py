@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from dynapar.data.conversations import ConversationSource
+from dynapar.data.metadata import MetadataSource, is_metadata
 from dynapar.data.records import Locator, Record
+from dynapar.data.shards import ShardSource
 from dynapar.errors import SourceError
 
 _BRACES = re.compile(r"\{([^{}]+)\}")
@@ -55,10 +57,6 @@ def open_source(path: str) -> Source:
     Raises:
         SourceError: Nothing is there, or it is of another kind (compressed shards among them).
     """
-    from dynapar.data.conversations import ConversationSource
-    from dynapar.data.metadata import MetadataSource, is_metadata
-    from dynapar.data.shards import ShardSource
-
     if path.endswith(_COMPRESSED):
         raise SourceError(
             f"{path}: compressed shards cannot be read at random; expected plain .tar files. "
@@ -116,22 +114,3 @@ def _braces(pattern: str) -> Iterable[str]:
         choices = inside.split(",")
     heads = [pattern[: match.start()] + choice + pattern[match.end() :] for choice in choices]
     return [name for head in heads for name in _braces(head)]
-
-
-def digest_files(kind: str, files: Sequence[Path]) -> str:
-    """A digest of names, sizes and up to 64 blocks of 64 KiB of each file, evenly spread.
-
-    Files of up to 4 MiB are covered whole; in larger ones a change that keeps the size may be
-    missed, and shows as a sample that differs from its index row.
-    """
-    block = 1 << 16
-    digest = hashlib.sha256(kind.encode())
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"\0{path.name}\0{size}\0".encode())
-        blocks = -(-size // block)
-        with path.open("rb") as file:
-            for number in range(min(blocks, 64)):
-                file.seek(block * (number * blocks // min(blocks, 64)))
-                digest.update(file.read(block))
-    return digest.hexdigest()[:16]

@@ -16,7 +16,7 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from dynapar.data.media import MediaSize, Pixels, unreadable
+from dynapar.data.header import MediaSize, Pixels, unreadable
 from dynapar.data.records import MediaFile
 from dynapar.errors import SampleError
 

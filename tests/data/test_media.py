@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from dynapar.data.media import MediaSize, Pixels, decode_frames, decode_image, media_size
+from dynapar.data.header import MediaSize, Pixels
+from dynapar.data.media import decode_frames, decode_image, media_size
 from dynapar.data.records import MediaFile
 from dynapar.errors import SampleError
 from tests.data.conftest import Demo
