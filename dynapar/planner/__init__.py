@@ -53,7 +53,7 @@ def plan_step(
     bound = problem.bound()
     find = best_waves if problem.lockstep else best_step
     dynamic = find(problem, order, bound)
-    degree, homogeneous = best_homogeneous(problem, order)
+    degree, homogeneous = best_homogeneous(problem, order, rival=dynamic.makespan)
     if homogeneous is not None:
         within = homogeneous.makespan * (1.0 - config.gate)
         if homogeneous.makespan <= dynamic.makespan or dynamic.makespan >= within > 0:

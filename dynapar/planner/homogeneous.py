@@ -9,12 +9,18 @@ import numpy as np
 from dynapar.packing.construct import construct_groups
 from dynapar.packing.moldable import fits, work_at_degree
 from dynapar.packing.ticks import IntArray
-from dynapar.planner.problem import Candidate, Problem, candidate, polish
+from dynapar.planner.differencing import by_differencing
+from dynapar.planner.problem import Candidate, Problem, better, candidate, polish
 
 ROUNDS = 100
 """Rounds of local search, and one more a rank."""
 MORE_WAVES = 4
 """Waves tried beyond the fewest that hold all tokens."""
+NEAR = 0.01
+"""Where the best degree may still win."""
+FEW = 128
+SHARPENED = 2048
+"""Samples up to which dealing by largest differencing is quick, at all degrees and at one."""
 
 
 def homogeneous_degrees(problem: Problem) -> tuple[int, ...]:
@@ -43,8 +49,18 @@ def _suspects(problem: Problem, degree: int) -> Sequence[int]:
     return [int(i) for i in np.flatnonzero(heavy)]
 
 
-def best_homogeneous(problem: Problem, order: IntArray) -> tuple[int, Candidate | None]:
-    """The best degree and its layout; (0, None) where no single degree fits all samples."""
+def best_homogeneous(
+    problem: Problem, order: IntArray, *, rival: int | None = None
+) -> tuple[int, Candidate | None]:
+    """The best degree and its layout; (0, None) where no single degree fits all samples.
+
+    Args:
+        problem: The step.
+        order: Its samples, longest first.
+        rival: A makespan that is known, in ticks: where one degree ends `NEAR` it, and the samples
+            are at most `SHARPENED`, they are also dealt by largest differencing. None: always.
+            Up to `FEW` samples are dealt so at every degree.
+    """
     limits, constants = problem.limits, problem.constants
     degrees = homogeneous_degrees(problem)
     work = {d: int(work_at_degree(problem.jobs, d, limits, constants)) for d in degrees}
@@ -53,8 +69,13 @@ def best_homogeneous(problem: Problem, order: IntArray) -> tuple[int, Candidate 
         if best is not None and work[degree] >= best.makespan * limits.ranks:
             continue
         found = at_degree(problem, order, degree)
+        if len(problem.samples) <= FEW:
+            found = better(found, by_differencing(problem, order, degree))
         if found is not None and (best is None or found.makespan < best.makespan):
             best_degree, best = degree, found
+    near = rival is None or (best is not None and best.makespan <= rival * (1 + NEAR))
+    if best is not None and near and FEW < len(problem.samples) <= SHARPENED:
+        best = better(best, by_differencing(problem, order, best_degree))
     return best_degree, best
 
 

@@ -197,6 +197,13 @@ def polish(problem: Problem, strip: Strip, *, rounds: int, goal: int = 0) -> Non
     improve(strip, rounds, goal, problem.jobs, problem.limits, problem.constants)
 
 
+def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
+    """The shorter of two; the first of equals."""
+    if one is None or (other is not None and other.makespan < one.makespan):
+        return other
+    return one
+
+
 def longest_first(problem: Problem) -> IntArray:
     """(n,) samples by work, most first; ties by row."""
     jobs, constants = problem.jobs, problem.constants

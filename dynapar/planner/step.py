@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dynapar.packing.construct import construct
 from dynapar.packing.ticks import IntArray
-from dynapar.planner.problem import Candidate, Problem, candidate, polish
+from dynapar.planner.problem import Candidate, Problem, better, candidate, polish
 
 GOOD = 0.01
 """Stop at a gap of this."""
@@ -114,13 +114,6 @@ def attempt(
         return None
     polish(problem, strip, rounds=rounds, goal=goal)
     return candidate(problem, strip, waves=waves)
-
-
-def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
-    """The shorter of two; the first of equals."""
-    if one is None or (other is not None and other.makespan < one.makespan):
-        return other
-    return one
 
 
 def best_step(problem: Problem, order: IntArray, bound: int) -> Candidate:

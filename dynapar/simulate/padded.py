@@ -1,6 +1,6 @@
 """What most people run: padded, length-grouped batches at one fixed degree.
 
-Given the benefit of the doubt throughout:
+Given the benefit of the doubt where there is one:
 
 - one degree for the whole run, the least at which the longest sample of the source fits;
 - a step's samples sorted by length over the whole global batch, so that a batch holds samples of
@@ -8,7 +8,8 @@ Given the benefit of the doubt throughout:
 - in each round every ring takes equally many samples, dealt in turn, the longest first, and as
   many as fit: count x padded length within capacity, their encoder tokens within
   encoder_capacity, chosen anew each round (a batch size fixed for the run could not be). One
-  sample always goes, even with more encoder tokens than a rank may hold elsewhere;
+  sample always goes, even with more encoder tokens than a rank may hold elsewhere. Every other
+  round is dealt from the last ring on, so that no ring has the longest of every round;
 - a batch is padded to its longest sample, and padding costs what any token costs;
 - every rank of a ring encodes all media of its ring's batch.
 """
@@ -98,7 +99,8 @@ def padded_batches(
         for ring in range(min(rings, len(taken))):
             rows = taken[ring::rings]
             length = int(samples.llm_tokens[rows[0]])
-            batches.append(PaddedBatch(ring * degree, tuple(rows.tolist()), length, turn))
+            seat = ring if turn % 2 == 0 else rings - 1 - ring
+            batches.append(PaddedBatch(seat * degree, tuple(rows.tolist()), length, turn))
         turn += 1
     return tuple(batches)
 

@@ -11,17 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from dynapar.errors import PlanError
-from dynapar.packing.bins import settle
 from dynapar.packing.construct import construct_groups
-from dynapar.packing.differencing import largest_differencing
 from dynapar.packing.moldable import work_at_degree
-from dynapar.packing.ticks import IntArray, Layout, microbatch_ticks, sample_columns
-from dynapar.planner.homogeneous import MORE_WAVES, at_degree, homogeneous_degrees
-from dynapar.planner.problem import Candidate, Problem, candidate, longest_first, price
-from dynapar.planner.step import better
+from dynapar.packing.ticks import IntArray
+from dynapar.planner.differencing import by_differencing, in_waves, microbatch_rows
+from dynapar.planner.homogeneous import at_degree, homogeneous_degrees
+from dynapar.planner.problem import Candidate, Problem, better, candidate, longest_first
 
 HALVINGS = 8
 """Of multifit's range."""
@@ -84,14 +80,13 @@ def static_layout(problem: Problem, degree: int) -> Candidate | None:
         degree: One of `homogeneous_degrees`.
     """
     if not len(problem.samples):
-        return price(problem, _lay_out(problem, degree, [], []))
+        return in_waves(problem, degree, [])
     order = longest_first(problem)
     best = at_degree(problem, order, degree)
     best = better(best, _multifit(problem, order, degree, best))
-    best = better(best, _differencing(problem, order, degree))
+    best = better(best, by_differencing(problem, order, degree))
     if problem.lockstep and best is not None:
-        sets = _microbatches(best.layout)
-        best = better(best, price(problem, _lay_out(problem, degree, sets, [0] * len(sets))))
+        best = better(best, in_waves(problem, degree, microbatch_rows(best.layout)))
     return best
 
 
@@ -117,142 +112,3 @@ def _multifit(
         reached = found is not None and found.makespan <= middle * max(1, waves)
         low, high = (low, middle) if reached else (middle, high)
     return best
-
-
-def _differencing(problem: Problem, order: IntArray, degree: int) -> Candidate | None:
-    """Largest differencing over the rings; in waves, over the rings of all waves."""
-    jobs, limits = problem.jobs, problem.limits
-    columns = sample_columns(jobs.tokens, degree, problem.constants).sum(axis=1)
-    weights = columns + jobs.encoder_ticks // degree
-    rings = len(_rings(problem, degree))
-    if not problem.lockstep:
-        ring_of = largest_differencing(weights, rings)
-        sets, queues = [], []
-        for ring in range(rings):
-            for rows in _first_fit(problem, degree, [i for i in order if ring_of[i] == ring]):
-                sets.append(rows)
-                queues.append(ring)
-        return price(problem, _lay_out(problem, degree, sets, queues))
-    least = max(1, -(-int(jobs.tokens.sum()) // (limits.ranks * limits.capacity)))
-    best: Candidate | None = None
-    for waves in range(least, least + MORE_WAVES):
-        bin_of = largest_differencing(weights, waves * rings)
-        members: list[list[int]] = [[] for _ in range(waves * rings)]
-        for i in order:
-            members[bin_of[i]].append(int(i))
-        sets = [rows for rows in members if rows]
-        if all(len(_first_fit(problem, degree, rows)) == 1 for rows in sets):
-            found = price(problem, _lay_out(problem, degree, sets, [0] * len(sets)))
-            best = better(best, found)
-    return best
-
-
-def _first_fit(problem: Problem, degree: int, rows: Sequence[int]) -> list[list[int]]:
-    """Rows into microbatches of one ring, each into the first with room; `rows` longest first."""
-    limits, jobs = problem.limits, problem.jobs
-    sets: list[list[int]] = []
-    held: list[tuple[int, int, int, int]] = []
-    for i in sorted(rows, key=lambda i: -int(jobs.tokens[i])):
-        share = _share(int(jobs.tokens[i]), degree)
-        size, units = int(jobs.unit_size[i]), int(jobs.units[i])
-        for place, (tokens, encoder, largest, count) in enumerate([*held, (0, 0, 0, 0)]):
-            new = (
-                tokens + share,
-                encoder + int(jobs.encoder_tokens[i]),
-                max(largest, size),
-                count + units,
-            )
-            alone = place == len(held)
-            if not alone and (
-                new[0] > limits.capacity or _dealt(*new[1:], degree) > limits.encoder_capacity
-            ):
-                continue
-            if alone:
-                sets.append([])
-                held.append(new)
-            held[place] = new
-            sets[place].append(int(i))
-            break
-    return sets
-
-
-def _share(tokens: int, degree: int) -> int:
-    """As `moldable.share_tokens`."""
-    return tokens // degree if tokens % degree == 0 else 2 * -(-tokens // (2 * degree))
-
-
-def _dealt(total: int, largest: int, units: int, degree: int) -> int:
-    """As `moldable.dealt_tokens`."""
-    return min(-(-(total + largest * (degree - 1)) // degree), -(-units // degree) * largest)
-
-
-def _rings(problem: Problem, degree: int) -> list[int]:
-    """First ranks of the rings of a degree."""
-    limits = problem.limits
-    if degree > limits.node:
-        return list(range(0, limits.ranks - degree + 1, degree))
-    nodes = range(0, limits.ranks, limits.node)
-    return [f for node in nodes for f in range(node, node + limits.node - degree + 1, degree)]
-
-
-def _microbatches(layout: Layout) -> list[list[int]]:
-    """The samples of each microbatch."""
-    offsets = layout.offsets.tolist()
-    order = layout.order.tolist()
-    return [order[offsets[b] : offsets[b + 1]] for b in range(len(offsets) - 1)]
-
-
-def _lay_out(
-    problem: Problem, degree: int, sets: Sequence[Sequence[int]], rings: Sequence[int]
-) -> Layout:
-    """Microbatches of one degree, on the given rings; in waves, on rings and waves by length.
-
-    Args:
-        problem: The step.
-        degree: Of every sample.
-        sets: Rows of each microbatch.
-        rings: The ring of each microbatch, one after another; not read where there are waves.
-    """
-    count, n = len(sets), len(problem.samples)
-    layout = Layout(
-        first=np.zeros(count, np.int64),
-        width=np.full(count, degree, np.int64),
-        wave=np.zeros(count, np.int64),
-        offsets=np.cumsum([0, *map(len, sets)], dtype=np.int64),
-        order=np.array([row for rows in sets for row in rows], np.int64),
-        sample_first=np.zeros(n, np.int64),
-        sample_degree=np.full(n, degree, np.int64),
-        unit_rank=np.zeros(len(problem.unit_tokens), np.int64),
-    )
-    limits, work = problem.limits, (problem.jobs.tokens, problem.unit_offsets, problem.unit_tokens)
-    done = settle(
-        layout, *work, limits.capacity, limits.encoder_capacity,
-        problem.lockstep, False, problem.constants,
-    )  # fmt: skip
-    if not done:
-        raise AssertionError("microbatches that were filled within the capacities exceed them")
-    first = np.array(_rings(problem, degree), np.int64)
-    if problem.lockstep:
-        ticks = microbatch_ticks(layout, *work, problem.constants).ticks
-        ranking = np.argsort(-ticks, kind="stable")
-        layout = _reorder(layout, ranking)
-        place = np.arange(count)
-        layout.first[:] = first[place % len(first)]
-        layout.wave[:] = place // len(first)
-    else:
-        layout.first[:] = first[np.array(rings, np.int64)]
-    shift = np.zeros(n, np.int64)
-    shift[layout.order] = np.repeat(layout.first, np.diff(layout.offsets))
-    layout.sample_first[:] += shift
-    layout.unit_rank[:] += np.repeat(shift, np.diff(problem.unit_offsets))
-    return layout
-
-
-def _reorder(layout: Layout, ranking: IntArray) -> Layout:
-    """The same microbatches in another order; where they stand on the ranks is left as it is."""
-    sets = _microbatches(layout)
-    moved = [sets[b] for b in ranking]
-    return layout._replace(
-        offsets=np.cumsum([0, *map(len, moved)], dtype=np.int64),
-        order=np.array([row for rows in moved for row in rows], np.int64),
-    )

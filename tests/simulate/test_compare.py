@@ -33,8 +33,7 @@ def test_dynapar_is_never_behind(sync: Sync) -> None:
     assert {"padded", "padded-best"} <= set(labels)
     assert found.notes == ()
     for row in rows(found):
-        # One degree of these tiny steps may be balanced better by chance than all of ours are.
-        assert float(row["worst"]) >= (0.95 if str(row["scheduler"]).startswith("static") else 1.0)
+        assert float(row["worst"]) >= 1.0, row
         assert float(row["gap %"]) >= 0.0, row
 
 
@@ -137,7 +136,7 @@ def test_mistakes_are_named() -> None:
     ("sync", "expected"),
     [
         ("step", {"static": (1, 1_207_764), "padded": (1, 1_980_208)}),
-        ("microbatch", {"static": (2, 1_225_305), "padded": (1, 1_980_208)}),
+        ("microbatch", {"static": (4, 1_224_857), "padded": (1, 1_980_208)}),
     ],
 )
 def test_record_of_a_small_case(sync: Sync, expected: dict[str, tuple[int, int]]) -> None:

@@ -51,8 +51,8 @@ def test_batches_of_like_length_side_by_side() -> None:
     assert [(b.first, b.rows, b.length, b.round) for b in batches] == [
         (0, (1,), 900, 0),
         (1, (4,), 500, 0),
-        (0, (3, 5), 400, 1),
-        (1, (2, 0), 300, 1),
+        (1, (3, 5), 400, 1),
+        (0, (2, 0), 300, 1),
     ]
 
 
