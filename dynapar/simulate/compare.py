@@ -113,9 +113,10 @@ def _best_padded(scene: Scene) -> Layouts:
     longest = max(int(samples.llm_tokens.max(initial=1)) for samples in scene.batches)
     least = fixed_degree(longest, capacity=scene.config.capacity, cluster=scene.cluster)
     tried = [
-        [padded_schedule(problem, degree=degree) for problem in problems]
+        [padded_schedule(problem, degree=degree, budget=budget) for problem in problems]
         for degree in dividing_degrees(scene.cluster)
         if degree >= least
+        for budget in (scene.config.capacity >> halvings for halvings in range(HALVINGS))
     ]
     totals = [sum(replay(schedule).makespan for schedule in schedules) for schedules in tried]
     return {"padded-best": tried[totals.index(min(totals))]}
@@ -151,7 +152,11 @@ SCHEDULERS: Mapping[str, Callable[[Scene], Layouts]] = MappingProxyType(
     }
 )
 """Who can be compared. "static-all" also shows the degrees that were not the best; "padded" runs at
-the least degree that holds the longest sample, "padded-best" at the best one."""
+the least degree that holds the longest sample and fills batches up to the capacity, "padded-best"
+at the degree and up to the part of the capacity that have the least total time."""
+
+HALVINGS = 5
+"""Token budgets that "padded-best" tries: the capacity, its half, its quarter, ..."""
 
 ALL = (OURS, "homogeneous", "static-all", "padded", "padded-best")
 """What "all" stands for."""

@@ -3,13 +3,13 @@
 Given the benefit of the doubt where there is one:
 
 - one degree for the whole run, the least at which the longest sample of the source fits;
-- a step's samples sorted by length over the whole global batch, so that a batch holds samples of
-  like length (mega-batches of a shuffled sampler pad more);
-- in each round every ring takes equally many samples, dealt in turn, the longest first, and as
-  many as fit: count x padded length within capacity, their encoder tokens within
-  encoder_capacity, chosen anew each round (a batch size fixed for the run could not be). One
-  sample always goes, even with more encoder tokens than a rank may hold elsewhere. Every other
-  round is dealt from the last ring on, so that no ring has the longest of every round;
+- a step's samples sorted by length over the whole global batch, and neighbours put into one batch,
+  so that it holds samples of like length (mega-batches of a shuffled sampler pad more);
+- rings take a batch in turn, the longest first and every other round from the last ring on: as many
+  samples as fit (count x padded length within a token budget, encoder tokens within
+  encoder_capacity), chosen anew for each batch, which a batch size fixed for the run could not be;
+  but no more than leave as many for each ring that is still to come. One sample always goes, even
+  with more encoder tokens than a rank may hold elsewhere;
 - a batch is padded to its longest sample, and padding costs what any token costs;
 - every rank of a ring encodes all media of its ring's batch.
 """
@@ -71,60 +71,56 @@ def fixed_degree(longest: int, *, capacity: int, cluster: Cluster) -> int:
 
 
 def padded_batches(
-    samples: SampleTable, *, degree: int, ranks: int, capacity: int, encoder_capacity: int
+    samples: SampleTable, *, degree: int, ranks: int, budget: int, encoder_capacity: int
 ) -> tuple[PaddedBatch, ...]:
     """Deal a step's samples to the rings, round by round.
 
     Args:
-        samples: Of the step, each within capacity at `degree`.
+        samples: Of the step.
         degree: Of every sample; divides `ranks`.
         ranks: Of the cluster.
-        capacity: LLM tokens of a rank in a microbatch, padding included.
-        encoder_capacity: Encoder tokens of a rank in a microbatch.
+        budget: LLM tokens of a rank in a batch, padding included; one sample may have more.
+        encoder_capacity: Encoder tokens of a rank in a batch; one sample may have more.
 
     Returns:
         Every sample in one batch; each ring runs its batches in this order.
     """
     rings = ranks // degree
-    left = np.argsort(-samples.llm_tokens, kind="stable")
-    encoder = samples.encoder_tokens
+    order = np.argsort(-samples.llm_tokens, kind="stable")
+    lengths = samples.llm_tokens[order].tolist()
+    encoded = np.concatenate(([0], np.cumsum(samples.encoder_tokens[order]))).tolist()
     batches: list[PaddedBatch] = []
-    turn = 0
-    while len(left):
-        longest = int(samples.llm_tokens[left[0]])
-        count = max(1, capacity // share_tokens(longest, degree))
-        while count > 1 and _fullest(encoder[left[: count * rings]], rings) > encoder_capacity:
-            count -= 1
-        taken, left = left[: count * rings], left[count * rings :]
-        for ring in range(min(rings, len(taken))):
-            rows = taken[ring::rings]
-            length = int(samples.llm_tokens[rows[0]])
-            seat = ring if turn % 2 == 0 else rings - 1 - ring
-            batches.append(PaddedBatch(seat * degree, tuple(rows.tolist()), length, turn))
+    done, turn = 0, 0
+    while done < len(lengths):
+        for place in range(rings):
+            if done == len(lengths):
+                break
+            even = -(-(len(lengths) - done) // (rings - place))
+            count = max(1, min(even, budget // share_tokens(lengths[done], degree)))
+            while count > 1 and encoded[done + count] - encoded[done] > encoder_capacity:
+                count -= 1
+            seat = place if turn % 2 == 0 else rings - 1 - place
+            rows = tuple(order[done : done + count].tolist())
+            batches.append(PaddedBatch(seat * degree, rows, lengths[done], turn))
+            done += count
         turn += 1
     return tuple(batches)
 
 
-def _fullest(encoder_tokens: IntArray, rings: int) -> int:
-    """Encoder tokens of the fullest ring when samples are dealt in turn."""
-    filled = np.zeros(-(-len(encoder_tokens) // rings) * rings, np.int64)
-    filled[: len(encoder_tokens)] = encoder_tokens
-    return int(filled.reshape(-1, rings).sum(axis=0).max())
-
-
-def padded_schedule(problem: Problem, *, degree: int) -> Schedule:
+def padded_schedule(problem: Problem, *, degree: int, budget: int | None = None) -> Schedule:
     """Price a step's padded batches.
 
     Args:
         problem: The step.
         degree: As of `fixed_degree`.
+        budget: As of `padded_batches`; None for the capacity.
     """
     samples, config = problem.samples, problem.config
     batches = padded_batches(
         samples,
         degree=degree,
         ranks=problem.limits.ranks,
-        capacity=config.capacity,
+        budget=config.capacity if budget is None else budget,
         encoder_capacity=config.encoder_capacity,
     )
     padded = np.zeros(len(samples), np.int64)

@@ -47,18 +47,30 @@ def test_a_sample_too_long_for_all_ranks_is_named() -> None:
 
 def test_batches_of_like_length_side_by_side() -> None:
     samples = table([100, 900, 300, 400, 500, 200])
-    batches = padded_batches(samples, degree=1, ranks=2, capacity=1000, encoder_capacity=10)
+    batches = padded_batches(samples, degree=1, ranks=2, budget=1000, encoder_capacity=10)
     assert [(b.first, b.rows, b.length, b.round) for b in batches] == [
         (0, (1,), 900, 0),
-        (1, (4,), 500, 0),
-        (1, (3, 5), 400, 1),
-        (0, (2, 0), 300, 1),
+        (1, (4, 3), 500, 0),
+        (1, (2, 5), 300, 1),
+        (0, (0,), 100, 1),
     ]
+
+
+def test_samples_are_left_for_the_rings_to_come() -> None:
+    samples = table([10] * 7)
+    batches = padded_batches(samples, degree=1, ranks=3, budget=1000, encoder_capacity=10)
+    assert [len(b.rows) for b in batches] == [3, 2, 2]
+
+
+def test_a_sample_above_the_budget_goes_alone() -> None:
+    samples = table([900, 900, 10, 10])
+    batches = padded_batches(samples, degree=2, ranks=2, budget=100, encoder_capacity=10)
+    assert [b.rows for b in batches] == [(0,), (1,), (2, 3)]
 
 
 def test_a_rank_encodes_all_of_its_rings_batch_within_its_capacity() -> None:
     samples = table([100] * 4, [[6], [6], [6], [6, 6]])
-    batches = padded_batches(samples, degree=2, ranks=2, capacity=1000, encoder_capacity=13)
+    batches = padded_batches(samples, degree=2, ranks=2, budget=1000, encoder_capacity=13)
     assert [b.rows for b in batches] == [(0, 1), (2,), (3,)]
 
 
@@ -67,7 +79,7 @@ def test_a_rank_encodes_all_of_its_rings_batch_within_its_capacity() -> None:
 def test_every_sample_is_in_one_batch_that_fits(seed: int, count: int, degree: int) -> None:
     samples = random_table(seed, count)
     batches = padded_batches(
-        samples, degree=degree, ranks=8, capacity=16_384, encoder_capacity=20_000
+        samples, degree=degree, ranks=8, budget=16_384, encoder_capacity=20_000
     )
     assert sorted(row for batch in batches for row in batch.rows) == list(range(count))
     for batch in batches:
