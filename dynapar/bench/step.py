@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dynapar.bench.baselines import PaddedBatch, fixed_degree, lay_out_padded, padded_batches
+from dynapar.bench.baselines import lay_out_padded
 from dynapar.costs import load_costs
 from dynapar.errors import CheckFailedError
 from dynapar.meta import IntArray, SampleTable
@@ -24,6 +24,7 @@ from dynapar.plan import StepPlan
 from dynapar.planner import PlannerConfig, homogeneous_plan
 from dynapar.runtime.executor import StepExecutor
 from dynapar.runtime.layout import ShardLayout
+from dynapar.simulate.padded import PaddedBatch, fixed_degree, padded_batches
 from dynapar.train.config import RunConfig
 from dynapar.train.setup import join_ranks, load_model, make_cluster, make_executor, make_planner
 from dynapar.verify.batches import Batches
@@ -142,8 +143,9 @@ def _lay_out(config: RunConfig, batches: Batches, step: int, ranks: int) -> Step
     section, costs = config.planner, load_costs(config.costs)
     rows = batches.rows(step)
     table = batches.draw(rows)
+    cluster = make_cluster(config, ranks)
     degree = fixed_degree(
-        int(batches.table.llm_tokens.max()), capacity=section.capacity, ranks=ranks
+        int(batches.table.llm_tokens.max()), capacity=section.capacity, cluster=cluster
     )
     return StepLayouts(
         rows=rows,
@@ -152,7 +154,7 @@ def _lay_out(config: RunConfig, batches: Batches, step: int, ranks: int) -> Step
             table,
             degree=None,
             step=step,
-            cluster=make_cluster(config, ranks),
+            cluster=cluster,
             costs=costs,
             config=PlannerConfig(
                 capacity=section.capacity, encoder_capacity=section.encoder_capacity
@@ -162,7 +164,7 @@ def _lay_out(config: RunConfig, batches: Batches, step: int, ranks: int) -> Step
             table,
             degree=degree,
             ranks=ranks,
-            capacity=section.capacity,
+            budget=section.capacity,
             encoder_capacity=section.encoder_capacity,
         ),
     )

@@ -35,12 +35,19 @@ class PaddedBatch(NamedTuple):
 
     first: int
     """First rank of the ring."""
+    degree: int
+    """Ranks of the ring."""
     rows: tuple[int, ...]
     """Of the step's samples, the longest first."""
     length: int
     """Tokens to which each sample is padded."""
     round: int
     """Batches of one round run side by side."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ring, in order."""
+        return tuple(range(self.first, self.first + self.degree))
 
 
 def dividing_degrees(cluster: Cluster) -> tuple[int, ...]:
@@ -101,7 +108,7 @@ def padded_batches(
                 count -= 1
             seat = place if turn % 2 == 0 else rings - 1 - place
             rows = tuple(order[done : done + count].tolist())
-            batches.append(PaddedBatch(seat * degree, rows, lengths[done], turn))
+            batches.append(PaddedBatch(seat * degree, degree, rows, lengths[done], turn))
             done += count
         turn += 1
     return tuple(batches)
