@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_cli import call
+from tests.train.tiny import write_run
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,6 +31,26 @@ def test_its_python_runs() -> None:
     *microbatches, last = done.stdout.splitlines()
     assert len(microbatches) > 1
     assert re.fullmatch(r"[\d.]+ s predicted, [\d.]+% above the lower bound", last)
+
+
+def test_its_loop_trains(tmp_path: Path) -> None:
+    """On one rank; the folder has the configuration that it reads."""
+    planner = {"capacity": 640, "encoder_capacity": 64}  # all on one rank
+    config = write_run(tmp_path, steps=2, planner=planner)
+    config.rename(tmp_path / "run.yaml")
+    (code,) = blocks("py")
+    report = "\n        print(run.optimizer.state_dict()['state'][0]['step'].item(), result.loss)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code.rstrip() + report],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    steps, losses = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert steps == ("1.0", "2.0")
+    assert all(float(loss) > 0 for loss in losses)
 
 
 def test_its_files_exist() -> None:
