@@ -32,6 +32,7 @@ from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.layout import ShardLayout, lay_out
 from dynapar.runtime.microbatch import MicrobatchModule
 from dynapar.runtime.order import OrderLog
+from dynapar.runtime.reduction import Reduction, recorded_all_reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +86,9 @@ class StepExecutor:
         )
         self._group = data_group
         self._log = log
-        self._trained = [p for p in adapter.model.parameters() if p.requires_grad]
         self._wrapped: nn.Module = self.module
         if self.ranks > 1:
-            self._wrapped = _wrap(self.module, data_group)
+            self._wrapped = _wrap(self.module, data_group, log)
 
     def prepare(
         self, plan: StepPlan, samples: Mapping[int, LoadedSample]
@@ -152,13 +152,6 @@ class StepExecutor:
 
     def _close(self) -> None:
         """All gradients, in the same order on every rank, whatever it ran."""
-        if self._log is not None:
-            self._log.record_collective(
-                communicator="data",
-                operation="closing pass",
-                members=range(self.ranks),
-                size=sum(p.numel() * p.element_size() for p in self._trained),
-            )
         self._wrapped(None).backward()
 
     def _sum(self, value: Tensor) -> Tensor:
@@ -175,15 +168,22 @@ class StepExecutor:
         return value
 
 
-def _wrap(module: nn.Module, group: dist.ProcessGroup | None) -> DistributedDataParallel:
+def _wrap(
+    module: nn.Module, group: dist.ProcessGroup | None, log: OrderLog | None
+) -> DistributedDataParallel:
     """DDP that issues nothing inside a microbatch, and reduces what any rank used."""
     # Released under this name in torch 2.13; the old one warns there.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         module,
         process_group=group,
         find_unused_parameters=True,
         gradient_as_bucket_view=True,
         **buffers,
     )
+    if log is not None:
+        of = dist.group.WORLD if group is None else group
+        assert of is not None
+        wrapped.register_comm_hook(Reduction(group=of, log=log), recorded_all_reduce)
+    return wrapped

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from dynapar.attention.exchange import Transport
 from dynapar.data.samples import IGNORE, LoadedSample
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.executor import StepExecutor
-from dynapar.runtime.order import OrderLog
+from dynapar.runtime.order import OrderError, OrderLog
 from dynapar.runtime.reference import Widening, count_targets, reference_step
-from tests.distributed import run_ranks
+from tests.distributed import TIMEOUT, run_ranks
 from tests.models import Recipe, gradients, make_sample, small_model, worst_error
 from tests.plans import Written, hand_plan
 
@@ -100,7 +103,7 @@ def rows_of(step: list[Written]) -> list[int]:
 
 def make_executor(model: PreTrainedModel, log: OrderLog) -> StepExecutor:
     """The exchanges on a group of their own, as in a real run."""
-    group = dist.new_group(range(dist.get_world_size()))
+    group = dist.new_group(timeout=TIMEOUT)
     transport = Transport(group, recorder=log)
     return StepExecutor(Adapter(model), transport=transport, log=log, loss_chunk=16)
 
@@ -146,12 +149,43 @@ def check_steps(rank: int, dtype: torch.dtype) -> OrderLog:
             assert abs(loss - want_loss) <= TOLERANCE[dtype] * want_loss, name
             tower = float(want["model.visual.patch_embed.proj.weight"].norm())
             assert (tower > 0) == any(samples[row].media for row in rows_of(step)), name
+        loss, got = planned(executor, samples, written(([0, 1], {"masked": [0, 1]})))
+        assert loss == 0.0, "a step without any target"
+        assert not any(gradient.any() for gradient in got.values())
     return log
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_the_gradient_is_that_of_one_process(dtype: torch.dtype, tmp_path: Path) -> None:
     run_ranks(check_steps, 4, tmp_path, dtype)
+
+
+def check_early_reduction(rank: int) -> OrderLog:
+    """Gradients are reduced in each rank's own last microbatch, as with plain accumulation."""
+    log = OrderLog(rank)
+    small = partial(DistributedDataParallel, bucket_cap_mb=0.01)
+    with patch("dynapar.runtime.executor.DistributedDataParallel", small):
+        model = small_model()
+        executor = make_executor(model, log)
+    samples = make_samples(model)
+    step = written(([0, 1], {"long": [0, 1]}), ([1], {"text": [1]}))
+    used = [samples[row] for row in rows_of(step)]
+    queue = executor.prepare(hand_plan(samples, 2, step), dict(enumerate(samples)))
+    wrapped = executor._wrapped
+    assert isinstance(wrapped, DistributedDataParallel)
+    contexts = iter([*(wrapped.no_sync() for _ in queue[1:]), nullcontext()])
+    with (
+        patch.object(executor, "_no_sync", lambda: next(contexts)),
+        patch.object(executor, "_close", lambda: None),
+    ):
+        executor.run(queue, targets=count_targets(used))
+    return log
+
+
+def test_a_reduction_before_the_last_exchange_is_found(tmp_path: Path) -> None:
+    """Gloo gets through; the order of what was issued would stop NCCL."""
+    with pytest.raises(OrderError, match="gradients on 'data'"):
+        run_ranks(check_early_reduction, 2, tmp_path)
 
 
 def check_frozen(rank: int) -> OrderLog:
@@ -208,7 +242,7 @@ def check_low_precision(rank: int) -> OrderLog:
     model = small_model()
     samples = make_samples(model)
     step = STEPS["degrees 1 to 4 in one step"]
-    group = dist.new_group(range(4))
+    group = dist.new_group(timeout=TIMEOUT)
     transport = Transport(group, recorder=log)
     executor = StepExecutor(
         Adapter(model), transport=transport, log=log, loss_chunk=16, autocast=torch.bfloat16

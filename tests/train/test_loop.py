@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dynapar.cli import main
 from dynapar.costs import load_costs
@@ -54,7 +55,7 @@ def rows(config: Path) -> list[Any]:
 def check_order(folder: Path, ranks: int) -> None:
     logs = [OrderLog.load(path) for path in sorted(folder.glob("order_*.jsonl"))]
     assert len(logs) == ranks
-    assert any(op.operation == "closing pass" for op in logs[0].operations)
+    assert any(op.operation == "gradients" for op in logs[0].operations)
     replay(logs)
 
 
@@ -190,6 +191,101 @@ def test_a_run_that_was_cut_goes_on_where_it_stopped(
     assert f"resumes at step 4 of 4 from {tmp_path / 'cut' / 'step-00000003'}" in text
     for key in ("ids", "loss", "gradient_norm", "targets", "plan_digest"):
         assert [row[key] for row in rows(cut)] == [row[key] for row in rows(whole)], key
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_finished_run_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    train(read_run_config(write_run(tmp_path, planner=PLANNER, steps=2)))
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert folder / "order_0.jsonl" in files
+    for steps, message in (
+        (2, f"run: finished: 2 of 2 steps ({folder / 'step-00000002'}). Raise steps"),
+        (1, "run: finished: 2 steps are done"),
+    ):
+        dist.destroy_process_group()
+        capsys.readouterr()
+        train(read_run_config(write_config(tmp_path, planner=PLANNER, steps=steps)))
+        text = capsys.readouterr().out
+        assert message in text
+        assert "resumes" not in text
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+    assert "more than steps: 1. Nothing is left to run: set steps above 2" in text
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_damaged_checkpoint_is_not_resumed_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(read_run_config(write_run(tmp_path, planner=PLANNER, steps=1)))
+    dist.destroy_process_group()
+    capsys.readouterr()
+    shard = tmp_path / "run" / "step-00000001" / "__0_0.distcp"
+    content = shard.read_bytes()
+    middle = len(content) // 2
+    shard.write_bytes(content[:middle] + bytes(64) + content[middle + 64 :])
+    error = refused(write_config(tmp_path, planner=PLANNER, steps=2), capsys)
+    assert "its file __0_0.distcp has CRC-32" in error
+    assert "Delete its directory" in error
+
+
+def gradients_of_a_step(config: Path) -> list[torch.Tensor]:
+    """What the optimizer is stepped with, in a run of one step."""
+    seen: list[torch.Tensor] = []
+
+    def look(optimizer: torch.optim.Optimizer, args: object, options: object) -> None:
+        for group in optimizer.param_groups:
+            seen.extend(p.grad.double() for p in group["params"] if p.grad is not None)
+
+    handle = register_optimizer_step_pre_hook(look)
+    train(read_run_config(config))
+    handle.remove()
+    return seen
+
+
+@pytest.mark.usefixtures("alone")
+def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
+    limit = 1e-3
+    found = {}
+    write_run(tmp_path)
+    for name, clip_norm in (("free", None), ("tiny", limit)):
+        config = write_config(
+            tmp_path,
+            f"{name}.yaml",
+            planner=PLANNER,
+            steps=1,
+            optimizer={"lr": 1e-2, "clip_norm": clip_norm},
+            checkpoint={"folder": name},
+        )
+        found[name] = gradients_of_a_step(config)
+        dist.destroy_process_group()
+        norm = math.sqrt(sum(float(g.square().sum()) for g in found["free"]))
+        assert norm > 100 * limit
+        assert rows(config)[0]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+    for free, tiny in zip(found["free"], found["tiny"], strict=True):
+        torch.testing.assert_close(tiny, free * (limit / norm), rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_step_without_a_target_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_run(tmp_path, samples=1, planner=PLANNER, steps=2, batch={"samples": 1})
+    (tmp_path / "data" / "0.png").unlink()
+    train(read_run_config(config))
+    lines = capsys.readouterr().out.splitlines()
+    for step in (1, 2):
+        assert lines.count(f"step {step} has no target: nothing is learnt from it") == 1
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("folder", ["taken", "taken/run"])
+def test_a_checkpoint_folder_that_is_a_file_is_named(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_run(tmp_path, planner=PLANNER, checkpoint={"folder": folder})
+    (tmp_path / "taken").write_text("")
+    assert f"checkpoint.folder is '{tmp_path / folder}', where no folder" in refused(config, capsys)
 
 
 @pytest.mark.usefixtures("alone")
