@@ -8,6 +8,7 @@ judges them alike: ranks either all go on or all stop with the same error.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -139,10 +140,19 @@ class ControlPlane:
         except RuntimeError as error:
             raise ControlError(
                 f"step {message.step}: rank {self._rank} lost touch with another rank while "
-                f"agreeing on the step ({str(error).strip().splitlines()[0]}). A rank ended or "
+                f"agreeing on the step ({lost_reason(error)}). A rank ended or "
                 "hangs: look for the first error in the logs of the other ranks"
             ) from error
         return messages
+
+
+def lost_reason(error: BaseException) -> str:
+    """Why a message between ranks failed, short enough for a line.
+
+    Gloo's text begins with the place in its source and ends with advice; both are left out.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^\[\S*\.cc:\d+\] ", "", lines[0]).split(". ")[0]
 
 
 def control_group(timeout: timedelta) -> dist.ProcessGroup:

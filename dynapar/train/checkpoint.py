@@ -7,13 +7,18 @@ and the run's *identity*: the settings without which the rest would mean somethi
 Its `.metadata` is written last, so a directory without it is the remains of a run that died while
 saving. Nothing is overwritten: each save has a directory of its own, and the file `latest` is
 renamed into place after it.
+
+Beside `.metadata` lies `checksums.json`, the CRC-32 of every file, by which damage is found before
+anything is loaded. A save that was cut off right before it is complete, but not checked.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +36,23 @@ from dynapar.errors import CheckpointError
 
 VERSION = 1
 _RUN = "run"
+_CHECKSUMS = "checksums.json"
+_CHUNK = 1 << 24  # bytes
+
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    EOFError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    ArithmeticError,
+    MemoryError,
+    AssertionError,
+)
+"""What reading a pickle of any bytes may raise."""
 
 State = dict[str, Tensor | str]
 """What torch.distributed.checkpoint saves and loads, by name."""
@@ -99,6 +121,7 @@ def save(
     # removes.
     save_shards({**state, _RUN: json.dumps(run)}, checkpoint_id=path)
     if first:
+        (path / _CHECKSUMS).write_text(json.dumps(_checksums(path)), encoding="utf-8")
         temporary = folder / "latest.new"
         temporary.write_text(path.name + "\n", encoding="utf-8")
         os.replace(temporary, folder / "latest")
@@ -111,6 +134,56 @@ def _tidy(folder: Path, keep: int) -> None:
     complete = [path for path in found if (path / ".metadata").exists()]
     for path in set(found) - set(complete[-keep:]):
         shutil.rmtree(path)
+
+
+def verify(path: Path) -> None:
+    """Compare a checkpoint's files with its checksums; a collective call of the default group.
+
+    Rank 0 reads them; all ranks end alike.
+
+    Raises:
+        CheckpointError: A file is damaged or gone; it is named.
+    """
+    alone = not dist.is_initialized()
+    found = [_find_damage(path) if alone or dist.get_rank() == 0 else None]
+    if not alone:
+        dist.broadcast_object_list(found)
+    if (damage := found[0]) is not None:
+        raise _damaged(path, damage)
+
+
+def _find_damage(path: Path) -> str | None:
+    try:
+        text = (path / _CHECKSUMS).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return f"{_CHECKSUMS}: {_reason(error)}"
+    try:
+        expected = dict(json.loads(text))
+        found = _checksums(path)
+    except (OSError, ValueError, TypeError) as error:
+        return f"{_CHECKSUMS}: {_reason(error)}"
+    for name, checksum in expected.items():
+        if name not in found:
+            return f"its file {name} is gone"
+        if found[name] != checksum:
+            return f"its file {name} has CRC-32 {found[name]}; expected {checksum}, as saved"
+    return None
+
+
+def _checksums(path: Path) -> dict[str, str]:
+    """CRC-32 by name, of all files but that of the checksums."""
+    sums = {}
+    for file in sorted(path.iterdir()):
+        if file.name == _CHECKSUMS:
+            continue
+        checksum = 0
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                checksum = zlib.crc32(chunk, checksum)
+        sums[file.name] = f"{checksum:08x}"
+    return sums
 
 
 def read_progress(path: Path) -> Progress:
@@ -192,20 +265,31 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Stat
 
 def _metadata(path: Path) -> Metadata:
     try:
-        return FileSystemReader(path).read_metadata()
-    except (OSError, EOFError, ValueError) as error:
-        raise _damaged(path, error) from error
+        metadata: object = FileSystemReader(path).read_metadata()
+    except _UNREADABLE as error:
+        raise _damaged(path, f"its file .metadata: {_reason(error)}") from error
+    if not isinstance(metadata, Metadata):
+        raise _damaged(path, f"its file .metadata holds a {type(metadata).__name__}")
+    return metadata
 
 
 def _load(state: State, path: Path) -> None:
+    _metadata(path)  # torch would print its tracebacks for a damaged one
     try:
         load_shards(state, checkpoint_id=path)
-    except (CheckpointException, OSError, EOFError, ValueError) as error:
-        raise _damaged(path, error) from error
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        raise _damaged(path, f"tensor files, on rank {rank}: {_reason(cause)}") from error
+    except _UNREADABLE as error:
+        raise _damaged(path, f"tensor files: {_reason(error)}") from error
 
 
-def _damaged(path: Path, error: BaseException) -> CheckpointError:
-    reason = str(error).strip().splitlines()[-1]
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {path} cannot be read ({reason}). Delete its directory: the run then goes on "
         "from the one before it"

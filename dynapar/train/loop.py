@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dynapar.control import ControlPlane
+from dynapar.control import ControlPlane, lost_reason
 from dynapar.data.loader import LoadedStep, StepLoader
 from dynapar.errors import CheckFailedError, ControlError, DynaparError
 from dynapar.plan import StepPlan
@@ -57,11 +56,12 @@ def train(config: RunConfig) -> None:
         run = prepare(config)
         start = resume(run)
     folder, first = config.checkpoint.folder, run.ranks.rank == 0
-    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(steps=config.steps, start=start, show=first))
         for line in describe(run, start):
             screen.say(line)
+        if start >= config.steps:
+            return  # what the finished run left stays as it is
         writer = None
         if first:
             for path in folder.glob(ORDER_LOG.format(rank="*")):
@@ -74,6 +74,8 @@ def train(config: RunConfig) -> None:
                 if writer is not None:
                     writer.write(record)
                     screen.say(record.line(steps=config.steps))
+                    if record.targets == 0:
+                        screen.say(f"step {step + 1} has no target: nothing is learnt from it")
                 _keep(run, step + 1, start=start, screen=screen)
             screen.done(step + 1)
 
@@ -205,9 +207,7 @@ def lost_rank(where: str) -> Iterator[None]:
         if ours or not (isinstance(error, dist.DistError) or "gloo" in text):
             raise
         rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "0")
-        # Gloo's begins with the place in its source and ends with advice.
-        reason = re.sub(r"^\[\S*\.cc:\d+\] ", "", text.strip().splitlines()[0]).split(". ")[0]
         raise ControlError(
-            f"rank {rank} lost another rank {where} ({reason}). Look for the first error of the "
-            "other ranks"
+            f"rank {rank} lost another rank {where} ({lost_reason(error)}). Look for the "
+            "first error of the other ranks"
         ) from error

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from dynapar.data.index import Index, read_index
 from dynapar.data.materialize import Materializer
 from dynapar.data.sampler import Sampler
 from dynapar.data.sources import open_source
-from dynapar.errors import PlanError
+from dynapar.errors import ConfigError, PlanError
 from dynapar.meta import SampleTable
 from dynapar.planner.problem import make_problem
 from dynapar.runtime.executor import StepExecutor
@@ -88,6 +89,7 @@ def prepare(config: RunConfig) -> Run:
     What can be wrong with the configuration's files is found before the ranks meet.
 
     Raises:
+        ConfigError: `checkpoint.folder` can be no folder.
         ModelError: The model cannot be built or run.
         CostsError: The costs file is not one.
         SourceError: Source and index cannot be read, or do not fit each other or the model.
@@ -105,6 +107,7 @@ def prepare(config: RunConfig) -> Run:
         seed=config.seed,
         block=config.batch.block,
     )
+    _make_folder(config.checkpoint.folder)
     ranks = join_ranks(timeout=timedelta(seconds=config.timeout_seconds))
     planner = make_planner(config, costs=costs, ranks=ranks.ranks)
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -129,6 +132,17 @@ def prepare(config: RunConfig) -> Run:
         executor=make_executor(model, ranks, config),
         optimizer=make_optimizer(model, config.optimizer),
     )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"checkpoint.folder is {str(folder)!r}, where no folder can be made "
+            f"({error.strerror}); expected a folder, or a path where one can be made. Give "
+            "checkpoint.folder another path"
+        ) from error
 
 
 def _compile(planner: Planner, table: SampleTable, samples: int) -> None:
@@ -168,6 +182,7 @@ def resume(run: Run) -> int:
     dist.broadcast_object_list(found, device=run.ranks.device)
     if (path := found[0]) is None:
         return 0
+    checkpoint.verify(path)
     progress = checkpoint.read_progress(path)
     checkpoint.check_identity(path, found=progress, identity=run.identity)
     run.sampler.load_state_dict(progress.loader)
@@ -193,12 +208,6 @@ def describe(run: Run, start: int) -> list[str]:
     alone = (
         "" if ranks.ranks > 1 else "; for more: torchrun --nproc-per-node RANKS -m dynapar train"
     )
-    begins = (
-        f"resumes at step {start + 1} of {config.steps} "
-        f"from {checkpoint.directory(config.checkpoint.folder, start)}"
-        if start
-        else f"starts at step 1 of {config.steps}; folder {config.checkpoint.folder}"
-    )
     return [
         f"ranks: {ranks.ranks}, {cluster.nodes} x {cluster.ranks_per_node} ({backend}{alone})",
         f"model: {type(run.model).__name__} of {config.model}, "
@@ -208,5 +217,20 @@ def describe(run: Run, start: int) -> list[str]:
         f"{config.planner.encoder_capacity:,} encoder tokens; costs {run.costs.name} ({origin})",
         f"data: {len(table):,} samples, {int(table.llm_tokens.sum()):,} tokens, "
         f"{config.batch.samples:,} samples a step, seed {config.seed}",
-        f"run: {begins}",
+        f"run: {_begins(config, start)}",
     ]
+
+
+def _begins(config: RunConfig, start: int) -> str:
+    folder = config.checkpoint.folder
+    if not start:
+        return f"starts at step 1 of {config.steps}; folder {folder}"
+    path = checkpoint.directory(folder, start)
+    if start < config.steps:
+        return f"resumes at step {start + 1} of {config.steps} from {path}"
+    if start == config.steps:
+        return f"finished: {start} of {config.steps} steps ({path}). Raise steps to go on"
+    return (
+        f"finished: {start} steps are done ({path}), more than steps: {config.steps}. Nothing is "
+        f"left to run: set steps above {start} to go on, or give the run another checkpoint.folder"
+    )

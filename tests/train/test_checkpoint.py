@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import pickle
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -106,18 +108,73 @@ def test_a_save_that_was_cut_off_is_not_gone_on_from(tmp_path: Path) -> None:
     run_ranks(check_remains, 2, tmp_path, tmp_path / "run")
 
 
-def check_damaged(rank: int, folder: Path) -> None:
+def check_damage_is_found(rank: int, folder: Path) -> None:
+    """All ranks name the file, whatever is wrong with it, and before anything is loaded."""
+    model, optimizer = _make(0)
+    _train(model, optimizer, 1)
+    path = checkpoint.save(folder, model=model, optimizer=optimizer, progress=_progress(1))
+    dist.barrier()
+    checkpoint.verify(path)
+    for name in ("__0_0.distcp", ".metadata"):
+        whole = (path / name).read_bytes()
+        middle = len(whole) // 2
+        zeroed = whole[:middle] + bytes(8) + whole[middle + 8 :]
+        assert zeroed != whole
+        for damaged in (zeroed, whole[:-1], b"", None):
+            dist.barrier()
+            if rank == 0:
+                (path / name).unlink() if damaged is None else (path / name).write_bytes(damaged)
+            dist.barrier()
+            with pytest.raises(CheckpointError) as caught:
+                checkpoint.verify(path)
+            what = "is gone" if damaged is None else r"has CRC-32 \w{8}; expected \w{8}, as saved"
+            assert re.fullmatch(
+                rf"checkpoint \S*step-00000001 cannot be read \(its file {re.escape(name)} {what}\)"
+                r"\. Delete its directory: the run then goes on from the one before it",
+                str(caught.value),
+            )
+        dist.barrier()
+        if rank == 0:
+            (path / name).write_bytes(whole)
+    dist.barrier()
+    checkpoint.verify(path)
+
+
+def test_a_damaged_file_is_found_and_named(tmp_path: Path) -> None:
+    run_ranks(check_damage_is_found, 2, tmp_path, tmp_path / "run")
+
+
+def check_damage_without_checksums(rank: int, folder: Path) -> None:
     model, optimizer = _make(0)
     path = checkpoint.save(folder, model=model, optimizer=optimizer, progress=_progress(1))
-    (path / ".metadata").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"step-00000001 cannot be read .*Delete"):
-        read_progress(path)
-    with pytest.raises(CheckpointError, match=r"step-00000001 cannot be read .*Delete"):
+    (path / "checksums.json").unlink()
+    checkpoint.verify(path)
+    shard, metadata = path / "__0_0.distcp", path / ".metadata"
+    whole = metadata.read_bytes()
+    for content in (b"", whole[:-9], b"\x00" * 50, b"garbage", pickle.dumps({"a": 1})):
+        metadata.write_bytes(content)
+        for read in (read_progress, partial(checkpoint.load, model=model, optimizer=optimizer)):
+            with pytest.raises(
+                CheckpointError, match=r"^[^\n]*file \.metadata[^\n]*Delete its dir"
+            ):
+                read(path)
+    metadata.write_bytes(whole)
+    shard.write_bytes(b"")
+    with pytest.raises(
+        CheckpointError, match=r"\(tensor files, on rank 0: \w+.*\)\. Delete its dir"
+    ):
         checkpoint.load(path, model=model, optimizer=optimizer)
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    run_ranks(check_damaged, 1, tmp_path, tmp_path / "run")
+def test_damage_is_one_line_without_checksums_too(tmp_path: Path) -> None:
+    run_ranks(check_damage_without_checksums, 1, tmp_path, tmp_path / "run")
+
+
+def test_damaged_checksums_are_named(tmp_path: Path) -> None:
+    for content in ("", "5", "[1]", '{"x": '):
+        (tmp_path / "checksums.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"\(checksums\.json: \w+Error: .*Delete its dir"):
+            checkpoint.verify(tmp_path)
 
 
 def test_another_runs_checkpoint_is_refused_by_the_key_that_differs() -> None:

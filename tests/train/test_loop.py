@@ -270,12 +270,11 @@ def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
 def test_a_step_without_a_target_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = write_run(tmp_path, samples=1, planner=PLANNER, steps=2, batch={"samples": 1})
+    config = write_run(tmp_path, samples=1, planner=PLANNER, steps=1, batch={"samples": 1})
     (tmp_path / "data" / "0.png").unlink()
     train(read_run_config(config))
     lines = capsys.readouterr().out.splitlines()
-    for step in (1, 2):
-        assert lines.count(f"step {step} has no target: nothing is learnt from it") == 1
+    assert lines.count("step 1 has no target: nothing is learnt from it") == 1
 
 
 @pytest.mark.usefixtures("alone")
@@ -303,6 +302,7 @@ def test_a_run_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "s (reference costs)  measured",
     ):
         assert part in text, text
+    assert "no target" not in text
 
 
 @pytest.mark.usefixtures("alone")
