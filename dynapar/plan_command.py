@@ -19,7 +19,8 @@ from dynapar.costs import Costs, load_costs
 from dynapar.data.sampler import Sampler
 from dynapar.errors import CheckFailedError, ConfigError, PlanError, SourceError
 from dynapar.meta import SampleTable, read_metadata_jsonl
-from dynapar.plan import StepPlan, Sync, plan_from_json, plan_to_json, validate
+from dynapar.plan import PlanFormError, StepPlan, Sync, plan_from_json, plan_to_json, validate
+from dynapar.plan.schema import Json
 from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step, random_plan
 from dynapar.workloads import WORKLOADS, draw
 
@@ -138,25 +139,34 @@ def write_plan(plan: StepPlan, file: TextIO) -> None:
     file.write("\n")
 
 
-def read_plans(path: str | Path) -> Iterator[tuple[int, StepPlan]]:
-    """The plans of a file, each with the number of its line.
+def _lines(path: str | Path) -> Iterator[tuple[int, dict[str, Json]]]:
+    """The objects of a file of JSON lines, each with the number of its line.
 
     Raises:
-        PlanError: The file is missing, or a line is no plan; the line is named.
+        SourceError: The file is missing or no text, or a line is no object; the line is named.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise PlanError(f"{path}: {error.strerror}; give a file of plans") from None
+        raise SourceError(f"{path}: {error.strerror}; give a file of plans") from None
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is not UTF-8 ({error}); give a file of plans") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            yield number, plan_from_json(json.loads(line))
-        except PlanError as error:
-            raise PlanError(f"{path}, line {number}: {error}") from None
-        except (ValueError, AttributeError) as error:
-            raise PlanError(f"{path}, line {number} is not a JSON object ({error})") from None
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(
+                f"{path}, line {number} is not JSON ({error}); expected one plan a line, as "
+                f"`dynapar plan --out` writes"
+            ) from None
+        if not isinstance(values, dict):
+            raise SourceError(
+                f"{path}, line {number} is not a JSON object; expected one plan a line, as "
+                f"`dynapar plan --out` writes"
+            )
+        yield number, values
 
 
 def check_plans(path: str | Path, costs: Costs | None = None) -> int:
@@ -172,24 +182,25 @@ def check_plans(path: str | Path, costs: Costs | None = None) -> int:
         How many plans it holds.
 
     Raises:
-        CheckFailedError: Some are not valid, or there are none; each is named, with its faults.
+        SourceError: The file is missing or has no plans, or a line is no plan; the line and the
+            key are named.
+        CheckFailedError: Some plans are not valid; each is named, with its faults.
     """
     reference = load_costs(None)
     faults, count = [], 0
-    try:
-        for number, plan in read_plans(path):
-            count += 1
-            known = costs or (reference if plan.costs == reference.name else None)
-            try:
-                validate(plan, known)
-            except PlanError as error:
-                faults.append(f"{path}, line {number}: {error}")
-    except PlanError as error:
-        faults.append(str(error))
+    for number, values in _lines(path):
+        count += 1
+        try:
+            plan = plan_from_json(values)
+            validate(plan, costs or (reference if plan.costs == reference.name else None))
+        except PlanFormError as error:
+            raise SourceError(f"{path}, line {number}: {error}") from None
+        except PlanError as error:
+            faults.append(f"{path}, line {number}: {error}")
+    if not count:
+        raise SourceError(f"{path} has no plans; expected one a line: dynapar plan --out writes it")
     if faults:
         raise CheckFailedError("\n".join(faults))
-    if not count:
-        raise CheckFailedError(f"{path} has no plans; expected one a line")
     return count
 
 
@@ -265,6 +276,7 @@ def check_command(path: Path, *, costs: Path | None = None, json: bool = False) 
     """Validate a file of plans, and say so.
 
     Raises:
+        SourceError: As `check_plans`.
         CheckFailedError: As `check_plans`.
     """
     count = check_plans(path, None if costs is None else load_costs(costs))

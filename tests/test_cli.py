@@ -137,6 +137,24 @@ def test_check_order_names_a_cycle(tmp_path: Path, capsys: pytest.CaptureFixture
     assert line.startswith("error: ranks wait for each other under NCCL's order: rank 0 is at")
 
 
+def test_check_order_of_no_order_log_is_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "order_0.jsonl").write_text("[]\n")
+    line = failed(capsys, 2, "check-order", tmp_path)
+    assert "order_0.jsonl is not an order log" in line
+
+
+def test_check_of_no_plans_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plans.jsonl"
+    assert "No such file" in failed(capsys, 2, "plan", "--check", path)
+    path.write_text("")
+    assert "has no plans" in failed(capsys, 2, "plan", "--check", path)
+    path.write_text('\n{"version": 1, "step": 0}\n')
+    line = failed(capsys, 2, "plan", "--check", path)
+    assert "line 2: step 0: the plan's form is broken: sync is missing" in line
+
+
 def test_a_table_in_a_pipe_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
     name = "[b]" + "x" * 200
     row: dict[str, Cell] = {"name": name, "tokens": 1234567, "gap": 0.01234567, "ms": 118034.5}

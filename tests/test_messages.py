@@ -110,7 +110,7 @@ def test_an_unreadable_image_is_named_or_left_out(
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone = tmp_path / "gone.jsonl"
     assert str(gone) in failed(capsys, 2, "plan", gone, *PLAN, "--global-batch", "2")
-    assert "gone.jsonl" in failed(capsys, 1, "plan", "--check", gone)
+    assert "gone.jsonl" in failed(capsys, 2, "plan", "--check", gone)
     out = tmp_path / "no" / "plans.jsonl"
     line = failed(
         capsys, 2, "plan", metadata(tmp_path, 9), *PLAN, "--global-batch", "1", "--out", out

@@ -10,6 +10,7 @@ import pytest
 from dynapar.cluster import Cluster
 from dynapar.costs import load_costs
 from dynapar.errors import PlanError
+from dynapar.meta import SampleTable
 from dynapar.plan import (
     MicroBatch,
     StepPlan,
@@ -19,6 +20,7 @@ from dynapar.plan import (
     plan_to_json,
     validate,
 )
+from dynapar.plan.schema import first_difference
 from dynapar.planner import PlannerConfig, assemble, plan_step
 from tests.samples import table
 
@@ -145,6 +147,13 @@ def later(made: StepPlan) -> StepPlan:
     return dataclasses.replace(made, waves=tuple(waves), makespan=made.makespan + 1)
 
 
+def relabelled(targets: int) -> SampleTable:
+    """The samples, the first of which says that it has so many targets."""
+    labels = SAMPLES.label_tokens.copy()
+    labels[0] = targets
+    return dataclasses.replace(SAMPLES, label_tokens=labels)
+
+
 FAULTS: dict[str, tuple[Sync, Callable[[StepPlan], StepPlan], str]] = {
     "lost sample": ("step", without(0), r"sample 's1' is in no microbatch"),
     "doubled sample": ("step", twice, r"sample 's1' is in microbatches 0 and 1"),
@@ -174,6 +183,36 @@ FAULTS: dict[str, tuple[Sync, Callable[[StepPlan], StepPlan], str]] = {
         whole(encoder_capacity=399),
         r"rank 0 holds 700 encoder tokens; encoder_capacity is 399",
     ),
+    "label tokens": (
+        "step",
+        whole(samples=relabelled(9000)),
+        r"sample 's0' has 9000 label_tokens; expected 0..8999",
+    ),
+    "negative labels": (
+        "step",
+        whole(samples=relabelled(-1)),
+        r"sample 's0' has -1 label_tokens; expected 0..8999",
+    ),
+    "unknown sync": ("step", whole(sync="never"), r"sync is 'never'; expected 'step' or"),
+    "unknown chosen": ("step", whole(chosen="me"), r"chosen is 'me'; expected 'dynamic' or"),
+    "negative bound": ("step", whole(lower_bound=-1), r"lower_bound is -1 ticks; expected 0 or"),
+    "negative homogeneous": (
+        "step",
+        whole(homogeneous_makespan=-1),
+        r"homogeneous_makespan is -1 ticks; expected 0 or",
+    ),
+    "negative degree": ("step", whole(homogeneous_degree=-1), r"degree is -1; expected 0..4"),
+    "degree beyond": (
+        "step",
+        whole(homogeneous_degree=5, homogeneous_makespan=10**9),
+        r"degree is 5; expected 0..4",
+    ),
+    "a token over capacity": ("step", whole(capacity=5199), r"rank 1 holds 5,200 tokens; capac"),
+    "a token over encoder capacity": (
+        "step",
+        whole(encoder_capacity=699),
+        r"rank 0 holds 700 encoder tokens; encoder_capacity is 699",
+    ),
     "wrong tokens": (
         "step",
         change(0, tokens_per_rank=(4501, 5199)),
@@ -188,6 +227,11 @@ FAULTS: dict[str, tuple[Sync, Callable[[StepPlan], StepPlan], str]] = {
         "step",
         whole(homogeneous_degree=1, homogeneous_makespan=10**6),
         r"makespan \d+ is above homogeneous 1000000",
+    ),
+    "bound above homogeneous": (
+        "step",
+        whole(homogeneous_degree=1, homogeneous_makespan=1),
+        r"lower_bound \d+ is above homogeneous 1\b",
     ),
     "ids": (
         "step",
@@ -206,6 +250,11 @@ FAULTS: dict[str, tuple[Sync, Callable[[StepPlan], StepPlan], str]] = {
         whole(queues=((0, 2), (None, 0), (1, None), (None, 3))),
         r"microbatch 0 is in waves 0 and \(rank 1\) 1",
     ),
+    "order against the waves": (
+        "microbatch",
+        whole(queues=((0, 2), (0, None), (None, 1), (3, None))),
+        r"the global order does not follow the waves",
+    ),
     "wrong wave": ("microbatch", later, r"wave 1 takes 0|wave 1 takes \d+ \+ \d+ ticks; the plan"),
 }
 
@@ -217,6 +266,14 @@ def test_the_validator_names_a_planted_fault(fault: str) -> None:
     validate(made, COSTS)
     with pytest.raises(PlanError, match=message):
         validate(plant(made), COSTS)
+
+
+def test_limits_that_are_just_met_are_valid() -> None:
+    labels = relabelled(8999)
+    made = dataclasses.replace(plan(), capacity=5200, encoder_capacity=700, samples=labels)
+    end = made.makespan
+    full = {"homogeneous_degree": 4, "homogeneous_makespan": end, "lower_bound": end}
+    validate(dataclasses.replace(made, **full), COSTS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -260,17 +317,63 @@ def test_all_faults_are_named_at_once() -> None:
     ("change", "message"),
     [
         ({"version": 3}, r"version 3; expected 1: plan again"),
-        ({"makespan": 1.0}, r"digest is \w+, its content's is \w+; the line was changed"),
-        ({"queues": None}, r"form is broken"),
-        ({"sync": "never"}, r"sync is 'never'"),
-        ({"chosen": "me"}, r"chosen is 'me'"),
-        ({"microbatches": [{"id": 4}]}, r"microbatch ids are not 0, 1, 2"),
+        ({"makespan": 1.0}, r"step 7: gap is [\d.]+; expected [\d.]+ by the rest of the plan"),
+        ({"step": 8}, r"digest is \w+, its content's is \w+; the line was changed"),
+        ({"gap": 0.5}, r"step 7: gap is 0.5; expected [\d.]+ by the rest of the plan; the line"),
+        ({"extra": 1}, r"step 7: extra is an unknown key; expected none"),
+        ({"waves": []}, r"step 7: waves is an unknown key"),
+        ({"queues": None}, r"form is broken: queues is None; expected a list. `dynapar plan`"),
+        ({"queues": [[0, "a"]]}, r"queues\[0\]\[1\] is 'a'; expected an integer or null"),
+        ({"ranks": True}, r"ranks is True; expected an integer"),
+        ({"ranks": 4.0}, r"ranks is 4.0; expected an integer"),
+        ({"makespan": float("nan")}, r"makespan is nan; expected a number"),
+        ({"step": 10**400}, r"step is 1000\d+\.\.\.; expected an integer"),
+        ({"sync": "never"}, r"sync is 'never'; expected one of microbatch, step"),
+        ({"sync": "microbatch"}, r"waves is missing"),
+        ({"chosen": "me"}, r"chosen is 'me'; expected one of dynamic, homogeneous"),
+        ({"homogeneous": []}, r"homogeneous is a list; expected an object"),
+        ({"digest": 5}, r"digest is 5; expected a string"),
+        ({"microbatches": [{"id": 4}]}, r"microbatches\[0\].ranks is missing"),
     ],
 )
 def test_bad_json_is_refused(change: dict[str, object], message: str) -> None:
     values = {**plan_to_json(plan()), **change}
     with pytest.raises(PlanError, match=message):
         plan_from_json(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"encoder_calls": {"vision": 2}}, r"microbatches\[3\].encoder_calls.vision is 2; expect"),
+        ({"encoder_calls": {}}, r"microbatches\[3\].encoder_calls.vision is missing; expected 1"),
+        ({"note": 1}, r"microbatches\[3\].note is an unknown key"),
+        ({"start": 1e-9}, r"microbatches\[3\].start is 1e-09; expected 0.0"),
+        ({"id": 4}, r"microbatch ids are not 0, 1, 2"),
+        (
+            {"samples": [{"id": "x", "ranks": [3], "encoders": []}]},
+            r"microbatch 3 runs sample 'x'; expected one of the plan's 6",
+        ),
+    ],
+)
+def test_a_tampered_microbatch_is_named(changed: dict[str, object], message: str) -> None:
+    values: Any = json.loads(json.dumps(plan_to_json(plan())))
+    values["microbatches"][3].update(changed)
+    with pytest.raises(PlanError, match=message):
+        plan_from_json(values)
+
+
+@pytest.mark.parametrize(
+    ("written", "own", "difference"),
+    [
+        ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 2.0}]}, ""),
+        ({"a": [1]}, {"a": [1, 2]}, "a has 1 entries; expected 2"),
+        ({"a": [0, {"b": True}]}, {"a": [0, {"b": 1}]}, "a[1].b is True; expected 1"),
+        ({"a": [1]}, {"a": 1}, "a is a list; expected 1"),
+    ],
+)
+def test_the_first_difference_has_a_path(written: object, own: object, difference: str) -> None:
+    assert first_difference(written, own) == difference
 
 
 def test_planned_plans_are_valid() -> None:

@@ -135,14 +135,29 @@ def test_check_names_the_line_and_the_fault(tmp_path: Path) -> None:
     with pytest.raises(CheckFailedError, match=r"plans.jsonl, line 2: .*capacity is 10") as caught:
         check_plans(out)
     assert caught.value.exit_code == 1
-    out.write_text(good.replace('"chosen":"', '"chosen":"x'))
-    with pytest.raises(CheckFailedError, match=r"line 1: chosen is 'x"):
+    out.write_text(good.replace('"gap":', '"gap":1', 1))
+    with pytest.raises(CheckFailedError, match=r"line 1: step 0: gap is 1\d*\.\d+; expected 0"):
         check_plans(out)
-    out.write_text(good + "nonsense\n")
-    with pytest.raises(CheckFailedError, match=r"line 4 is not a JSON object"):
-        check_plans(out)
-    out.write_text("\n")
-    with pytest.raises(CheckFailedError, match=r"has no plans; expected one a line"):
-        check_plans(out)
-    with pytest.raises(CheckFailedError, match=r"none.jsonl: No such file"):
+
+
+def test_check_of_what_is_no_plan_is_bad_input(tmp_path: Path) -> None:
+    out = tmp_path / "plans.jsonl"
+    run(metadata(tmp_path / "m.jsonl"), out=out)
+    good = out.read_text()
+    for text, message in (
+        (good.replace('"chosen":"', '"chosen":"x'), r"line 1: step 0: .*broken: chosen is 'x"),
+        (good.replace('"queues"', '"lines"'), r"line 1: step 0: .*broken: queues is missing"),
+        (good + "nonsense\n", r"plans.jsonl, line 4 is not JSON"),
+        (good + "[" * 100_000 + "\n", r"plans.jsonl, line 4 is not JSON"),
+        (good + "[]\n", r"plans.jsonl, line 4 is not a JSON object"),
+        ("\n", r"has no plans; expected one a line"),
+    ):
+        out.write_text(text)
+        with pytest.raises(SourceError, match=message) as caught:
+            check_plans(out)
+        assert caught.value.exit_code == 2
+    with pytest.raises(SourceError, match=r"none.jsonl: No such file"):
         check_plans(tmp_path / "none.jsonl")
+    out.write_bytes(b"\xff\xfe")
+    with pytest.raises(SourceError, match=r"plans.jsonl is not UTF-8"):
+        check_plans(out)

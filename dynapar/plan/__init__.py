@@ -1,6 +1,7 @@
 """The plan of one optimizer step: what it holds, its JSON form, and its validator."""
 
 from dynapar.plan.check import validate as validate
+from dynapar.plan.form import PlanFormError as PlanFormError
 from dynapar.plan.form import plan_digest as plan_digest
 from dynapar.plan.form import plan_from_json as plan_from_json
 from dynapar.plan.form import plan_to_json as plan_to_json

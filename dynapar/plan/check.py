@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 
 from dynapar.costs import Costs, coefficients
 from dynapar.errors import PlanError
 from dynapar.packing.ticks import Layout, Loads, microbatch_ticks, wave_parts
-from dynapar.plan.model import MicroBatch, StepPlan
+from dynapar.plan.model import MicroBatch, StepPlan, Sync
 
 SHOWN = 20
 """Problems that a message names; it counts the others."""
@@ -67,6 +68,17 @@ def _table_problems(plan: StepPlan) -> Iterator[str]:
         yield "samples.unit_offsets does not span unit_tokens"
     if (table.llm_tokens < 1).any() or (table.unit_tokens < 1).any():
         yield "a sample or an encoder unit has no tokens"
+    elif len(table.label_tokens) == len(table.llm_tokens) == len(table):
+        wrong = (table.label_tokens < 0) | (table.label_tokens >= table.llm_tokens)
+        for row in np.flatnonzero(wrong):
+            yield (
+                f"sample {table.ids[row]!r} has {table.label_tokens[row]} label_tokens; expected "
+                f"0..{table.llm_tokens[row] - 1}, below its llm_tokens"
+            )
+    if plan.sync not in get_args(Sync):
+        yield f"sync is {plan.sync!r}; expected 'step' or 'microbatch'"
+    if plan.chosen not in ("dynamic", "homogeneous"):
+        yield f"chosen is {plan.chosen!r}; expected 'dynamic' or 'homogeneous'"
 
 
 def _coverage_problems(plan: StepPlan) -> Iterator[str]:
@@ -286,6 +298,11 @@ def _price_problems(plan: StepPlan, costs: Costs) -> Iterator[str]:
 
 
 def _value_problems(plan: StepPlan) -> Iterator[str]:
+    for name in ("lower_bound", "homogeneous_makespan"):
+        if (value := getattr(plan, name)) < 0:
+            yield f"{name} is {value} ticks; expected 0 or more"
+    if not 0 <= plan.homogeneous_degree <= plan.ranks:
+        yield f"homogeneous_degree is {plan.homogeneous_degree}; expected 0..{plan.ranks}"
     if plan.lower_bound > plan.makespan:
         yield f"lower_bound {plan.lower_bound} is above the makespan {plan.makespan}"
     if plan.homogeneous_degree and plan.makespan > plan.homogeneous_makespan:

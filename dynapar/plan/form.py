@@ -15,13 +15,16 @@ import numpy as np
 
 from dynapar.errors import PlanError
 from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
-from dynapar.plan.model import MicroBatch, Parts, Placement, StepPlan, Wave
+from dynapar.plan.model import MicroBatch, Parts, Placement, StepPlan, Sync, Wave
+from dynapar.plan.schema import Json, first_difference, form_fault
 
 VERSION = 1
 TICKS_PER_SECOND = 1_000_000
 MODALITIES = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
 
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+
+class PlanFormError(PlanError):
+    """What was read is no plan at all: a key is missing or holds another kind of value."""
 
 
 def _seconds(ticks: int) -> float:
@@ -150,26 +153,32 @@ def plan_from_json(values: Mapping[str, Json]) -> StepPlan:
         values: One parsed line of a plans file.
 
     Raises:
-        PlanError: It is of another version, lacks a key, holds a wrong type, names an unknown
-            sample, or its digest is not that of its content.
+        PlanFormError: It is of another version, lacks a key, or a key holds another kind of value.
+        PlanError: It names an unknown sample, has a key too many, or holds a value or a digest
+            that is not that of its other content; the first such key is named.
     """
     if values.get("version") != VERSION:
-        raise PlanError(
+        raise PlanFormError(
             f"the plan has version {values.get('version')!r}; expected {VERSION}: plan again"
         )
-    try:
-        plan = _read(cast(dict[str, object], values))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, PlanError):
-            raise
+    if fault := form_fault(values):
+        raise PlanFormError(
+            f"step {values.get('step')!r}: the plan's form is broken: {fault}. `dynapar plan` "
+            f"writes all keys: plan again"
+        )
+    plan = _read(cast(dict[str, object], values))
+    body = _body(plan)
+    left_out = ("digest", "plan_seconds")
+    written = {key: value for key, value in values.items() if key not in left_out}
+    if fault := first_difference(written, body):
         raise PlanError(
-            f"step {values.get('step')!r}: the plan's form is broken ({error!r}); expected the "
-            f"keys that `dynapar plan` writes: plan again"
-        ) from None
-    digest = plan_digest(plan)
-    if values.get("digest") != digest:
+            f"step {plan.step}: {fault} by the rest of the plan; the line was changed after it was "
+            f"written: plan again"
+        )
+    digest = _digest(body)
+    if values["digest"] != digest:
         raise PlanError(
-            f"step {plan.step}: the plan's digest is {str(values.get('digest'))[:12]}, its "
+            f"step {plan.step}: the plan's digest is {str(values['digest'])[:12]}, its "
             f"content's is {digest[:12]}; the line was changed after it was written: plan again"
         )
     return plan
@@ -238,11 +247,7 @@ def _read(values: dict[str, object]) -> StepPlan:
     if [entry["id"] for entry in entries] != list(range(len(entries))):
         raise PlanError("microbatch ids are not 0, 1, 2, ... in order; the order is the global one")
     homogeneous = cast(dict[str, object], values["homogeneous"])
-    sync, chosen = values["sync"], values["chosen"]
-    if sync not in ("step", "microbatch"):
-        raise PlanError(f"sync is {sync!r}; expected 'step' or 'microbatch'")
-    if chosen not in ("dynamic", "homogeneous"):
-        raise PlanError(f"chosen is {chosen!r}; expected 'dynamic' or 'homogeneous'")
+    sync: Sync = "microbatch" if values["sync"] == "microbatch" else "step"
     waves = cast(list[dict[str, object]], values["waves"] if sync == "microbatch" else [])
 
     def number(key: str) -> int:
@@ -262,7 +267,7 @@ def _read(values: dict[str, object]) -> StepPlan:
         lower_bound=_ticks(values["lower_bound"]),
         homogeneous_degree=int(cast(int, homogeneous["degree"])),
         homogeneous_makespan=_ticks(homogeneous["makespan"]),
-        chosen="dynamic" if chosen == "dynamic" else "homogeneous",
+        chosen="dynamic" if values["chosen"] == "dynamic" else "homogeneous",
         plan_seconds=float(cast(float, values["plan_seconds"])),
         costs=str(values["costs"]),
         waves=tuple(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynapar.errors import CheckFailedError
+from dynapar.errors import CheckFailedError, SourceError
 
 
 class OrderError(CheckFailedError):
@@ -97,7 +97,7 @@ class OrderLog:
         """Read what `save` wrote.
 
         Raises:
-            OrderError: The file is not an order log.
+            SourceError: The file is not an order log.
         """
         try:
             head, *rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -113,8 +113,11 @@ class OrderLog:
                         size=size,
                     )
                 )
-        except (ValueError, KeyError, TypeError) as error:
-            raise OrderError(f"{path} is not an order log: {error}") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SourceError(
+                f"{path} is not an order log ({error!r}); expected what a run with order_steps "
+                f"above 0 writes"
+            ) from None
         return log
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dynapar.errors import SourceError
 from dynapar.runtime.order import OrderError, OrderLog, replay
 
 
@@ -76,6 +77,11 @@ def test_a_log_survives_its_file(tmp_path: Path) -> None:
     log.record_collective(communicator="d", operation="all_reduce", members=(0, 1), size=64)
     log.save(tmp_path / "log")
     assert OrderLog.load(tmp_path / "log") == log
-    (tmp_path / "bad").write_text("[]\n")
-    with pytest.raises(OrderError, match="is not an order log"):
+
+
+@pytest.mark.parametrize("text", ["", "[]\n", "nonsense\n", '{"rank": 0}\n[1]\n', "{}\n"])
+def test_a_file_that_is_no_order_log_is_bad_input(text: str, tmp_path: Path) -> None:
+    (tmp_path / "bad").write_text(text)
+    with pytest.raises(SourceError, match=r"bad is not an order log \(.*order_steps") as caught:
         OrderLog.load(tmp_path / "bad")
+    assert caught.value.exit_code == 2
