@@ -5,13 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dynapar.costs import load_costs
 from dynapar.data.index import read_index
 from dynapar.errors import ConfigError, ModelError
+from dynapar.runtime.order import OrderLog
 from dynapar.train.config import OptimizerSection, read_run_config
-from dynapar.train.setup import load_model, make_cluster, make_optimizer, make_planner
+from dynapar.train.setup import (
+    join_ranks,
+    load_model,
+    make_cluster,
+    make_optimizer,
+    make_planner,
+)
+from tests.distributed import TIMEOUT, run_ranks
 from tests.train.tiny import write_config, write_model, write_run
 
 
@@ -88,3 +97,16 @@ def test_the_planner_is_the_configured_one(
     assert (plan.step, plan.capacity, plan.ranks) == (7, 160, 4)
     assert degrees is None or found == degrees
     assert max(found) <= int(str(planner.get("max_degree", 4)))
+
+
+def check_groups(rank: int) -> OrderLog:
+    ranks = join_ranks(timeout=TIMEOUT, device=torch.device("cpu"))
+    groups = [dist.group.WORLD, ranks.transport.group, ranks.control]
+    assert len({id(group) for group in groups}) == 3
+    assert None not in groups
+    assert all(dist.get_process_group_ranks(group) == [0, 1] for group in groups)
+    return ranks.log
+
+
+def test_gradients_exchanges_and_control_have_a_group_each(tmp_path: Path) -> None:
+    run_ranks(check_groups, 2, tmp_path)
