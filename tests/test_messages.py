@@ -1,6 +1,6 @@
 """What a user sees of bad input to `dynapar index` and `dynapar plan`: one line with the remedy.
 
-Mistakes in a training run are in `tests/train/test_loop.py`, those in a configuration in
+Mistakes in a training run are in `tests/train/test_run.py`, those in a configuration in
 `tests/test_config.py`.
 """
 

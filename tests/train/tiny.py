@@ -25,6 +25,9 @@ SPECIAL = (
     "<|video_pad|>",
 )
 
+PLANNER = {"capacity": 400, "encoder_capacity": 400}
+"""One rank holds any sample."""
+
 
 def write_model(folder: Path, **text: Any) -> Path:
     """A Qwen2.5-VL of some ten thousand parameters whose tokens are bytes."""
