@@ -34,7 +34,7 @@ def verify_command(config_path: Path, *, dtype: str | None, json: bool) -> None:
 
     Raises:
         CheckFailedError: A difference is above the tolerance, or the order of communication does
-            not hold. The table has been printed.
+            not hold; the table has been printed. Or there is nothing to compare.
         ConfigError: The configuration or `dtype` is wrong.
     """
     config = read_run_config(config_path)

@@ -19,6 +19,9 @@ from transformers import PreTrainedModel
 
 from dynapar.costs import load_costs
 from dynapar.data.samples import LoadedSample
+from dynapar.errors import CheckFailedError
+from dynapar.meta import SampleTable
+from dynapar.plan import StepPlan
 from dynapar.planner import PlannerConfig, random_plan
 from dynapar.runtime.order import OrderError, OrderLog, replay
 from dynapar.runtime.reference import count_targets, reference_step
@@ -73,6 +76,7 @@ def compare(config: RunConfig) -> Findings:
         config: Of the run; its section `verify` says how much, its `precision` in what.
 
     Raises:
+        CheckFailedError: A batch has nothing to compare: no targets, or a gradient of zeros.
         DynaparError: The configuration, its data or its model cannot be used.
     """
     with tempfile.TemporaryDirectory(prefix="dynapar-verify-") as folder:
@@ -84,24 +88,31 @@ def compare(config: RunConfig) -> Findings:
 
 
 def make_job(config: RunConfig, folder: Path) -> Job:
-    """Run the reference, plan the trials.
+    """Plan the trials, then run the reference.
 
     Args:
         config: Of the run.
         folder: Gets the reference's gradients.
+
+    Raises:
+        CheckFailedError: A batch has nothing to compare: no targets, or a gradient of zeros.
+        PlanError: A sample fits no number of ranks; nothing has been run.
+        DynaparError: The configuration, its data or its model cannot be used.
     """
     section = config.verify
     batches = Batches(config, samples=section.samples)
     planner = make_planner(config, costs=load_costs(config.costs), ranks=section.ranks)
+    plans: list[dict[str, StepPlan]] = []
+    for step in range(section.steps):
+        table = batches.draw(batches.rows(step))
+        plans.append({"planned": planner(table, step), **_random_plans(config, table, step)})
     model, dropout = make_model(config, "float32" if _rounds(config) else config.precision)
     trials: list[Trial] = []
-    for step in range(section.steps):
+    for step, by_name in enumerate(plans):
         rows = batches.rows(step)
         say(f"step {step}: {len(rows)} samples in one process, one by one, unpacked")
         batch = _reference(config, model, batches, step, rows, folder)
-        plan = planner(batches.draw(rows), step)
-        trials.append(Trial(batch=batch, name="planned", plan=plan))
-        trials += _random_trials(config, batches, batch)
+        trials += [Trial(batch=batch, name=name, plan=plan) for name, plan in by_name.items()]
     return Job(config=config, trials=tuple(trials), references=folder, dropout=dropout)
 
 
@@ -196,8 +207,22 @@ def _reference(
     samples = [batches.whole(row) for row in rows]
     good = [sample for sample in samples if not sample.stub]
     targets = count_targets(good)
+    if targets == 0:
+        lost = (
+            f"; {len(samples) - len(good)} could not be loaded" if len(good) < len(samples) else ""
+        )
+        raise CheckFailedError(
+            f"nothing to compare: the {len(samples)} samples of step {step} have 0 targets{lost}; "
+            "expected assistant turns, whose tokens are learnt. Give a source that has some"
+        )
     precision: Precision = "float32" if _rounds(config) else config.precision
     loss, want = _one_process(model, good, targets, precision, None)
+    if not any(bool(gradient.any()) for gradient in want.values()):
+        raise CheckFailedError(
+            f"nothing to compare: the one-process gradient of step {step} is zero in all "
+            f"{len(want)} parameters that are trained; expected one that is not. Check the model's "
+            "weights and which of them are frozen"
+        )
     torch.save(want, _path(folder, step))
     alone = None
     if _rounds(config):
@@ -229,26 +254,22 @@ def _one_process(
     return loss, gradients(model)
 
 
-def _random_trials(config: RunConfig, batches: Batches, batch: Batch) -> list[Trial]:
+def _random_plans(config: RunConfig, table: SampleTable, step: int) -> dict[str, StepPlan]:
     section, planner = config.verify, config.planner
-    return [
-        Trial(
-            batch=batch,
-            name=f"random {number + 1}",
-            plan=random_plan(
-                batches.draw(batch.rows),
-                seed=section.plans * batch.step + number + config.seed,
-                step=batch.step,
-                cluster=make_cluster(config, section.ranks),
-                costs=load_costs(config.costs),
-                # Degrees that the run's own limit leaves out are checked, too.
-                config=PlannerConfig(
-                    capacity=planner.capacity, encoder_capacity=planner.encoder_capacity
-                ),
+    return {
+        f"random {number + 1}": random_plan(
+            table,
+            seed=section.plans * step + number + config.seed,
+            step=step,
+            cluster=make_cluster(config, section.ranks),
+            costs=load_costs(config.costs),
+            # Degrees that the run's own limit leaves out are checked, too.
+            config=PlannerConfig(
+                capacity=planner.capacity, encoder_capacity=planner.encoder_capacity
             ),
         )
         for number in range(section.plans)
-    ]
+    }
 
 
 def _farthest(number: int, trial: Trial, outcomes: Sequence[RankOutcome]) -> Finding:

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
@@ -139,6 +140,21 @@ def reduced_in_the_last_microbatch() -> Iterator[None]:
         yield
 
 
+def one_rank_drifts() -> AbstractContextManager[object]:
+    """After the closing pass the last rank alone holds another gradient."""
+    run = StepExecutor.run
+
+    def drifting(self: StepExecutor, queue: Any, *, targets: int) -> StepResult:
+        result = run(self, queue, targets=targets)
+        if dist.get_rank() == self.ranks - 1:
+            for parameter in self.adapter.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(2)
+        return result
+
+    return patch.object(StepExecutor, "run", drifting)
+
+
 FAULTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     fault.__name__: fault
     for fault in (
@@ -148,6 +164,7 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
         image_encoded_twice,
         images_in_wrong_order,
         text_positions_for_media,
+        one_rank_drifts,
         reduced_in_the_last_microbatch,
     )
 }

@@ -12,13 +12,17 @@ import torch
 import yaml
 from torch import nn
 
+from dynapar.catalog import load_model_shape
 from dynapar.cli import main
-from dynapar.errors import CheckFailedError, ConfigError
+from dynapar.data.index import build_index
+from dynapar.data.sources import open_source
+from dynapar.errors import CheckFailedError, ConfigError, PlanError
 from dynapar.train.config import read_run_config
-from dynapar.verify import command, verify_command
+from dynapar.verify import command, run, verify_command
 from dynapar.verify.findings import Findings
 from dynapar.verify.run import Job, RankOutcome, check_rank, judge, make_job, switch_off_dropout
 from dynapar.verify.spawn import run_on_ranks
+from tests.data.small import write_lines
 from tests.verify.faults import FAULTS
 from tests.verify.small_run import write_small_run
 
@@ -152,6 +156,35 @@ def test_a_tolerance_of_the_run_counts_for_its_own_precision(
     with pytest.raises(CheckFailedError, match="4 of 4 plans are above the tolerance of 1e-20"):
         verify_command(config, dtype=None, json=True)
     verify_command(config, dtype="bf16", json=True)
+
+
+def test_a_batch_without_targets_fails(tmp_path: Path) -> None:
+    config = write_small_run(tmp_path)
+    asked = [{"role": "user", "content": "say it"}]
+    source = write_lines(tmp_path / "data" / "q.jsonl", [{"messages": asked}, {"messages": asked}])
+    index = tmp_path / "q.parquet"
+    build_index(open_source(str(source)), load_model_shape(str(tmp_path / "model")), index)
+    config = change(config, source=str(source), index=str(index), batch={"samples": 2})
+    with pytest.raises(CheckFailedError, match=r"nothing to compare: the 2 samples .* 0 targets;"):
+        verify_command(config, dtype=None, json=False)
+
+
+def test_a_gradient_of_zeros_fails(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(model: nn.Module) -> dict[str, torch.Tensor]:
+        return {"a": torch.zeros(2)}
+
+    monkeypatch.setattr(run, "gradients", zeros)
+    with pytest.raises(CheckFailedError, match="gradient of step 0 is zero in all 1 parameters"):
+        verify_command(small_run, dtype=None, json=False)
+
+
+def test_a_sample_that_fits_no_rank_is_named_before_anything_runs(
+    small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = change(small_run, planner={"capacity": 10, "encoder_capacity": 300})
+    with pytest.raises(PlanError, match="sample"):
+        verify_command(config, dtype=None, json=False)
+    assert "in one process" not in capsys.readouterr().err
 
 
 def test_an_unknown_dtype_is_refused(small_run: Path) -> None:
