@@ -35,6 +35,8 @@ def index_command(
     seconds = time.perf_counter() - began
     for line in (*found.notes, *(f"left out: {reason}" for reason in found.skipped)):
         print(line, file=sys.stderr)
+    if not found.label_tokens:
+        print(f"{source} has 0 targets: there is nothing to learn from it", file=sys.stderr)
     if json:
         show_json({"source": source, "out": str(out), "seconds": seconds, **asdict(found)})
     else:

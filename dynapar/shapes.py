@@ -263,6 +263,11 @@ class ModelShape:
     tile_rules: TileRules = NO_TILES
     tokens: SpecialTokens = NO_TOKENS
 
+    @property
+    def has_media(self) -> bool:
+        """Whether the model takes anything but text."""
+        return any((self.family.image, self.family.video, self.family.audio))
+
     def image(self, height: int, width: int, *, images: int = 1) -> MediaTokens:
         """Tokens of an image.
 

@@ -78,12 +78,13 @@ class ChatTokenizer:
         self._default_system = shape.family.default_system
         self._start, self._end = self._id("<|im_start|>", path), self._id("<|im_end|>", path)
         self._newline = self._encode("\n")[0].tolist()
-        for name, wanted in (
+        media = (
             ("<|image_pad|>", shape.tokens.image),
             ("<|video_pad|>", shape.tokens.video),
             ("<|vision_start|>", shape.tokens.vision_start),
             ("<|vision_end|>", shape.tokens.vision_end),
-        ):
+        )
+        for name, wanted in media if shape.has_media else ():
             if self._id(name, path) != wanted:
                 raise ModelError(
                     f"{path} has {name} as {self._id(name, path)}, config.json as {wanted}; "

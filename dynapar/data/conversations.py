@@ -9,7 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from dynapar.data.digest import digest_files
-from dynapar.data.records import Locator, MediaFile, Record, parse_conversation
+from dynapar.data.records import (
+    Locator,
+    MediaFile,
+    Record,
+    not_json,
+    parse_conversation,
+)
 from dynapar.errors import SampleError, SourceError
 
 
@@ -57,7 +63,7 @@ class ConversationSource:
             try:
                 sample = json.loads(line)
             except ValueError as error:
-                raise SampleError(f"{place} is not JSON: {error}") from None
+                raise SampleError(f"{place} {not_json(error)}") from None
         name = f"{self._path.stem}-{locator.number}"
         return parse_conversation(sample, default_id=name, place=place, find=self._find)
 
@@ -78,7 +84,7 @@ class ConversationSource:
         try:
             samples = json.loads(self._path.read_bytes())
         except ValueError as error:
-            raise SourceError(f"{self._path} is not JSON: {error}") from None
+            raise SourceError(f"{self._path} {not_json(error)}") from None
         if not isinstance(samples, list):
             raise SourceError(f"{self._path} holds {type(samples).__name__}; expected a JSON list")
         return samples

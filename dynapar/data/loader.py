@@ -22,7 +22,7 @@ from dynapar.data.index import Index
 from dynapar.data.materialize import Materializer
 from dynapar.data.sampler import Sampler
 from dynapar.data.samples import IGNORE, LoadedSample
-from dynapar.errors import ConfigError
+from dynapar.errors import ConfigError, SampleError
 from dynapar.meta import IntArray, SampleTable
 from dynapar.plan import StepPlan, plan_digest
 
@@ -31,6 +31,9 @@ PlanStep = Callable[[SampleTable, int], StepPlan]
 
 Prepare = Callable[[StepPlan, Mapping[int, LoadedSample]], object]
 """(plan, this rank's samples) -> what training wants made ready in the thread."""
+
+FEWEST = 20
+"""Samples of the run before the share of stubs says anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ class StepLoader:
         ahead: int = 2,
         control: ControlPlane | None = None,
         prepare: Prepare | None = None,
+        stub_limit: float = 0.05,
     ) -> None:
         """Start loading.
 
@@ -88,6 +92,8 @@ class StepLoader:
             control: Agrees with the other ranks, from the loader's thread; needed with more than
                 one rank, since another rank's stubs and targets are not known without it.
             prepare: Called with each step in the loader's thread, after the agreement.
+            stub_limit: Largest share of stubs among all samples of the steps loaded here, over all
+                ranks; above it every rank's loader ends with a SampleError.
 
         Raises:
             ConfigError: `ahead` is below 1.
@@ -97,6 +103,7 @@ class StepLoader:
         self._index, self._sampler, self._materializer = index, sampler, materializer
         self._plan, self._rank, self._control, self._prepare = plan, rank, control, prepare
         self._steps, self._ahead = steps, ahead
+        self._stub_limit, self._drawn, self._lost = stub_limit, 0, 0
         self._taken = first
         self._ready: deque[LoadedStep] = deque()
         self._seconds: list[float] = []
@@ -201,6 +208,7 @@ class StepLoader:
                 stubs = tuple(dict.fromkeys(id for ids in agreement.stubs for id in ids))
                 self._make_stubs(plan, rows, samples, stubs)
                 agreement = self._agree(plan, samples, stubs, seconds)
+        self._judge_stubs(samples, stubs, drawn=len(rows))
         own = self._own_targets(plan, samples)
         prepared = self._prepare(plan, samples) if self._prepare is not None else None
         return LoadedStep(
@@ -223,6 +231,21 @@ class StepLoader:
             loaded = self._materializer.load(int(rows[sample]), units=units)
             found[sample] = replace(loaded, id=plan.samples.ids[sample])
         return found
+
+    def _judge_stubs(
+        self, samples: Mapping[int, LoadedSample], stubs: Sequence[str], *, drawn: int
+    ) -> None:
+        """Stop on all ranks at once when too many samples of the run are lost."""
+        self._drawn += drawn
+        self._lost += len(stubs)
+        if stubs and self._lost > self._stub_limit * max(self._drawn, FEWEST):
+            last = stubs[-1]
+            why = next((s.stub for s in samples.values() if s.id == last), "see the other ranks")
+            raise SampleError(
+                f"{self._lost} of {self._drawn} samples of this run could not be loaded; expected "
+                f"at most {self._stub_limit:.0%} (of {FEWEST} or more). The last is {last!r}: "
+                f"{why} Repair the source, or index it again."
+            )
 
     def _make_stubs(
         self,

@@ -3,7 +3,7 @@
 What comes out always has the planned numbers. A sample that cannot be loaded, or whose tokens,
 targets or picture sizes differ from its index row, becomes a *stub*: planned lengths, no targets,
 patches of zeros, so that the step runs as planned and its gradient lacks just this sample. Its id
-and the cause go to the quarantine file; too many of them stop the run.
+and the cause go to the quarantine file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dynapar.data.index import Index
 from dynapar.data.indexfile import Medium
 from dynapar.data.media import decode_frames, decode_image
 from dynapar.data.patches import unit_patches
-from dynapar.data.positions import mrope_positions
+from dynapar.data.positions import mrope_positions, text_positions
 from dynapar.data.records import MediaFile, Record
 from dynapar.data.samples import IGNORE, LoadedSample, MediaShape
 from dynapar.data.sources import Source
@@ -33,9 +33,6 @@ from dynapar.errors import SampleError
 from dynapar.shapes import IMAGE_KIND, MediaTokens, ModelShape
 
 IntArray = npt.NDArray[np.int64]
-
-FEWEST = 20
-"""Samples loaded before the share of stubs says anything."""
 
 _logger = logging.getLogger(__name__)
 
@@ -50,7 +47,6 @@ class Materializer:
         index: Index,
         *,
         quarantine: Path | None = None,
-        stub_limit: float = 0.05,
     ) -> None:
         """Check that the three belong together.
 
@@ -59,7 +55,6 @@ class Materializer:
             source: Where the samples are.
             index: Of this source, made with this model.
             quarantine: A file that gets one JSON line for each stub; None for none.
-            stub_limit: Largest share of stubs among the samples loaded; above it `load` raises.
 
         Raises:
             SourceError: The index was made from another source or with other settings.
@@ -68,8 +63,7 @@ class Materializer:
         self._tokenizer = ChatTokenizer(shape)
         index.check(source=source, shape=shape, tokenizer=self._tokenizer.fingerprint)
         self._shape, self._source, self._index = shape, source, index
-        self._quarantine, self._stub_limit = quarantine, stub_limit
-        self._loaded, self._stubs = 0, 0
+        self._quarantine = quarantine
         self._lock = Lock()
 
     def load(self, row: int, *, units: frozenset[int]) -> LoadedSample:
@@ -84,27 +78,12 @@ class Materializer:
 
         Returns:
             The sample, or a stub of it.
-
-        Raises:
-            SampleError: The share of stubs is above the limit.
         """
         try:
-            sample = self._load(row, units)
+            return self._load(row, units)
         except SampleError as error:
-            sample = self.stub(row, units=units, reason=str(error))
-        with self._lock:
-            self._loaded += 1
-            self._stubs += bool(sample.stub)
-            stubs, loaded = self._stubs, self._loaded
-        if sample.stub:
-            self._report(row, sample.stub)
-            if stubs > self._stub_limit * max(loaded, FEWEST):
-                raise SampleError(
-                    f"{stubs} of {loaded} samples could not be loaded; expected at most "
-                    f"{self._stub_limit:.0%}. The last: {sample.stub} Repair the source, index it "
-                    "again, or raise the limit."
-                )
-        return sample
+            self._report(row, str(error))
+            return self.stub(row, units=units, reason=str(error))
 
     def stub(self, row: int, *, units: frozenset[int], reason: str) -> LoadedSample:
         """A sample of the planned lengths that adds nothing to loss and gradient.
@@ -167,7 +146,11 @@ class Materializer:
     ) -> LoadedSample:
         targets = np.full(len(rendered.ids), IGNORE, np.int64)
         targets[:-1] = np.where(rendered.learnt[1:], rendered.ids[1:], IGNORE)
-        positions = mrope_positions(rendered.kinds, media, self._shape.vision)
+        positions = (
+            mrope_positions(rendered.kinds, media, self._shape.vision)
+            if self._shape.has_media
+            else text_positions(len(rendered.ids))
+        )
         return LoadedSample(
             id=self._index.table.ids[row],
             input_ids=torch.from_numpy(rendered.ids),

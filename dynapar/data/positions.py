@@ -1,4 +1,4 @@
-"""Position ids of whole samples, before anything is cut: mRoPE of Qwen2.5-VL.
+"""Position ids of whole samples, before anything is cut: mRoPE of Qwen2.5-VL; of text, a count.
 
 Text runs on alike in all three rows (time, height, width). A picture or video starts at the
 position reached: time grows by the seconds between temporal groups, height and width with rows and
@@ -16,6 +16,11 @@ import numpy.typing as npt
 from dynapar.shapes import MediaTokens, VisionShape
 
 IntArray = npt.NDArray[np.int64]
+
+
+def text_positions(length: int) -> IntArray:
+    """Of a sample for a model without media: (1, length) int64."""
+    return np.arange(length, dtype=np.int64)[None]
 
 
 def mrope_positions(kinds: IntArray, media: Sequence[MediaTokens], vision: VisionShape) -> IntArray:

@@ -174,6 +174,17 @@ def parse_conversation(sample: object, *, default_id: str, place: str, find: Fin
     return Record(id=id, place=place, turns=turns, media=tuple(reader.media))
 
 
+def not_json(error: ValueError) -> str:
+    """What is wrong with bytes that `json.loads` refuses, to go after their place."""
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return (
+            f"is not {error.encoding} text: byte 0x{byte:02x} at {error.start}; expected JSON in "
+            "UTF-8. Convert the file, for example with iconv."
+        )
+    return f"is not JSON: {error}"
+
+
 def _named_media(sample: Mapping[str, object], place: str) -> dict[str, list[str] | None]:
     """The entries of `images` and `videos`; None where the field is absent."""
     named: dict[str, list[str] | None] = {}

@@ -17,7 +17,14 @@ from pathlib import Path
 from threading import Lock
 
 from dynapar.data.digest import digest_files
-from dynapar.data.records import Locator, MediaFile, Member, Record, parse_conversation
+from dynapar.data.records import (
+    Locator,
+    MediaFile,
+    Member,
+    Record,
+    not_json,
+    parse_conversation,
+)
 from dynapar.errors import SampleError, SourceError
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -71,7 +78,7 @@ class ShardSource:
             try:
                 sample = json.loads(text)
             except ValueError as error:
-                raise SampleError(f"{place}: its json member is not JSON: {error}") from None
+                raise SampleError(f"{place}: its json member {not_json(error)}") from None
         else:
             sample = _captioned(members, text, place)
         return parse_conversation(sample, default_id=locator.key, place=place, find=find)

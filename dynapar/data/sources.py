@@ -64,6 +64,11 @@ def open_source(path: str) -> Source:
         )
     if path.endswith(".tar"):
         return ShardSource(expand(path))
+    if Path(path).is_dir():
+        raise SourceError(
+            f"source {path!r} is a folder; expected a file in it, or a pattern such as "
+            f"{str(Path(path) / 'shards-*.tar')!r}"
+        )
     if not Path(path).is_file():
         raise SourceError(
             f"source {path!r} does not exist; expected a file or a pattern of .tar files"

@@ -14,6 +14,7 @@ from dynapar.catalog import load_model_shape
 from dynapar.data.index import build_index, read_index
 from dynapar.data.sources import open_source
 from dynapar.errors import SampleError, SourceError
+from dynapar.index_command import index_command
 from tests.data.conftest import Demo
 from tests.data.small import noise, said, write_clip, write_lines
 
@@ -160,3 +161,15 @@ def test_metadata_are_indexed_for_planning_alone(demo: Demo, tmp_path: Path) -> 
         index.check(source=source, shape=demo.shape, tokenizer="")
     with pytest.raises(SourceError, match="holds metadata alone"):
         source.locate()
+
+
+def test_a_source_without_targets_is_said(
+    demo: Demo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"role": "user", "content": "say it"}
+    for name, turns in (("none", [asked]), ("some", [asked, said("it")])):
+        source = write_lines(tmp_path / f"{name}.jsonl", [{"messages": turns}])
+        model = str(demo.folder / "model")
+        index_command(str(source), model=model, out=tmp_path / "i.parquet")
+        told = f"{source} has 0 targets: there is nothing to learn from it"
+        assert (told in capsys.readouterr().err) == (name == "none")

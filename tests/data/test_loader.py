@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from dynapar.catalog import load_model_shape
 from dynapar.cluster import Cluster
@@ -189,11 +190,16 @@ def open_ranks(rank: int, folder: Path, model: str, **settings: Any) -> StepLoad
     control = ControlPlane(
         control_group(timedelta(seconds=60)), rank=rank, ranks=2, report=lambda line: None
     )
-    given = {"plan": planner(2, partial(homogeneous_plan, degree=2)), "steps": None} | settings
+    given: dict[str, Any] = {
+        "plan": planner(2, partial(homogeneous_plan, degree=2)),
+        "steps": None,
+        "stub_limit": 1.0,
+    }
+    given |= settings
     return StepLoader(
         index=index,
         sampler=Sampler(8, global_batch=4, seed=0),
-        materializer=Materializer(shape, source, index, stub_limit=1.0),
+        materializer=Materializer(shape, source, index),
         rank=rank,
         control=control,
         **given,
@@ -243,7 +249,28 @@ def check_an_endless_run_stops_together(rank: int, folder: Path, model: str) -> 
     assert loader.state_dict()["cursor"] == 4
 
 
-@pytest.mark.parametrize("check", [check_stubs_are_shared, check_an_endless_run_stops_together])
+def check_too_many_stubs_stop_all_ranks(rank: int, folder: Path, model: str) -> None:
+    """One rank alone cannot decode the picture, and both stop, at the same step and count."""
+    with (
+        open_ranks(rank, folder, model, stub_limit=0.04) as loader,
+        pytest.raises(SampleError, match=r"1 of [48] samples .* The last is 's5': ") as stopped,
+    ):
+        list(loader)
+    said: list[str | None] = [None, None]
+    dist.all_gather_object(said, str(stopped.value))
+    counts = [str(line).split(" could not")[0] for line in said]
+    assert counts[0] == counts[1]
+    assert sum("another rank could not load" in str(line) for line in said) == 1
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_stubs_are_shared,
+        check_an_endless_run_stops_together,
+        check_too_many_stubs_stop_all_ranks,
+    ],
+)
 def test_two_ranks(demo: Demo, tmp_path: Path, check: Callable[..., None]) -> None:
     folder = tmp_path / "source"
     folder.mkdir()
@@ -258,9 +285,10 @@ def test_too_many_stubs_reach_training(demo: Demo, tmp_path: Path) -> None:
     loader = StepLoader(
         index=index,
         sampler=Sampler(8, global_batch=8, seed=0),
-        materializer=Materializer(demo.shape, source, index, stub_limit=0.0),
+        materializer=Materializer(demo.shape, source, index),
         plan=planner(1),
         rank=0,
+        stub_limit=0.04,
     )
-    with loader, pytest.raises(SampleError, match=r"1 of \d samples could not be loaded"):
+    with loader, pytest.raises(SampleError, match=r"1 of 8 samples .* could not .* most 4%"):
         next(loader)

@@ -13,7 +13,7 @@ from dynapar.data.index import build_index, read_index
 from dynapar.data.materialize import Materializer
 from dynapar.data.samples import IGNORE, LoadedSample
 from dynapar.data.sources import open_source
-from dynapar.errors import SampleError, SourceError
+from dynapar.errors import SourceError
 from tests.data.conftest import Demo
 from tests.data.small import noise, said, write_clip, write_lines
 
@@ -158,6 +158,22 @@ def test_numbers_that_differ_from_the_index_are_named(
     assert re.search(reason, stub)
 
 
+def test_other_roles_with_as_many_tokens_make_a_stub(demo: Demo, tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "What is it?"}
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": [asked, said("It is a red apple.")]}])
+    source = open_source(str(path))
+    build_index(source, demo.shape, tmp_path / "i.parquet")
+    index = read_index(tmp_path / "i.parquet")
+    materializer = Materializer(demo.shape, source, index)
+    swap = {"user": "assistant", "assistant": "user"}
+    text = path.read_text()
+    path.write_text(re.sub("user|assistant", lambda match: swap[match[0]], text))
+    stub = materializer.load(0, units=frozenset())
+    planned = int(index.table.label_tokens[0])
+    assert re.search(rf"targets \d+, but {planned} in its index row", stub.stub)
+    assert len(stub.input_ids) == index.table.llm_tokens[0]
+
+
 def test_stubs_of_all_demo_samples_have_the_planned_form(demo: Demo) -> None:
     materializer = Materializer(demo.shape, demo.source, demo.index)
     for row in range(0, len(demo.index), 7):
@@ -166,15 +182,6 @@ def test_stubs_of_all_demo_samples_have_the_planned_form(demo: Demo) -> None:
         assert stub.stub == "why"
         assert_as_planned(stub, demo, row)
         assert (stub.targets == IGNORE).all()
-
-
-def test_too_many_stubs_stop_the_run(demo: Demo, tmp_path: Path) -> None:
-    materializer = small(demo, tmp_path, stub_limit=0.1)
-    (tmp_path / "a.png").unlink()
-    for _ in range(2):
-        assert materializer.load(0, units=frozenset({0})).stub
-    with pytest.raises(SampleError, match=r"3 of 3 samples could not be loaded; .* 10%"):
-        materializer.load(0, units=frozenset({0}))
 
 
 def test_an_index_of_another_source_is_refused(demo: Demo, tmp_path: Path) -> None:

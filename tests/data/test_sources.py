@@ -106,6 +106,14 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
         records(open_source(str(tmp_path / "a.jsonl")))
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes('[{"messages": "caf\xe9 "}]\n'.encode("latin-1"))
+    said = r"is not utf-8 text: byte 0xe9 at \d+; expected JSON in UTF-8\. Convert the file"
+    with pytest.raises((SampleError, SourceError), match=said):
+        records(open_source(str(tmp_path / name)))
+
+
 def write_shards(folder: Path) -> str:
     sample = {"messages": [ASKED, said("A")], "images": ["0.png"]}
     for number in range(3):
@@ -173,6 +181,7 @@ def _sources(folder: Path) -> Sequence[tuple[str, str]]:
     write_tar(folder / "none.tar", {})
     return [
         ("absent.jsonl", "does not exist"),
+        (".", r"is a folder; expected a file in it, or a pattern such as '.*shards-\*\.tar'"),
         ("s-{0..2}.tar", r"s-0\.tar does not exist; .*numbers between the braces"),
         ("*.tar.gz", "compressed shards cannot be read at random"),
         ("packed.tar", "gzip-compressed; unpack it"),
@@ -184,7 +193,7 @@ def _sources(folder: Path) -> Sequence[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("case", range(9))
+@pytest.mark.parametrize("case", range(10))
 def test_sources_that_cannot_be_opened(tmp_path: Path, case: int) -> None:
     name, said = _sources(tmp_path)[case]
     with pytest.raises(SourceError, match=said):
