@@ -101,11 +101,10 @@ def load_model_shape(name_or_folder: str) -> ModelShape:
         return replace(reader(read_model_files(folder, media=media), folder.name), folder=folder)
     name = preset_name(name_or_folder)
     if name not in PRESETS:
-        close = _nearest(name, PRESETS)
-        others = "another name" if "?" in close else f"one of {', '.join(PRESETS)}"
         raise ModelError(
-            f"no model {name_or_folder!r}: no such folder, and no preset of that name{close} "
-            f"Give a model folder or {others}."
+            f"no model {name_or_folder!r}: no such folder, and no preset of that name"
+            f"{_nearest(name, PRESETS)} Give a model folder or one of {len(PRESETS)} presets, such "
+            f"as {', '.join(difflib.get_close_matches(name, PRESETS, n=4, cutoff=0.0))}."
         )
     return PRESETS[name](name)
 
@@ -142,7 +141,7 @@ def shape_of_config(
         raise ModelError(
             f"{root.place} is a model with media, and no image_processor is given; expected one, "
             "since it decides how many tokens a picture becomes. Pass processor.image_processor, "
-            f"or like= one of {sorted(RELEASED)}."
+            f"or like= one of {len(RELEASED)} presets, such as 'qwen2.5-vl-7b'."
         )
 
     def section(what: str, given: Configuration | None, instead: Mapping[str, object]) -> Section:
