@@ -64,7 +64,8 @@ def draw_comparison(comparison: Comparison, path: Path, *, title: str) -> None:
         if place + 1 < len(below):
             axes[1 + place].set_xticklabels([])
     axes[-1].set_xlabel("seconds of the first step")
-    _key(axes[1:], widest)
+    drawn = {width for run in below for width in run.schedules[0].layout.width.tolist()}
+    _key(axes[1:], sorted(drawn), widest)
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in kinds:
         raise ConfigError(
@@ -130,13 +131,12 @@ def _shade(degree: int, widest: int) -> float:
     return float(np.log2(degree) / np.log2(widest)) if widest > 1 else 0.0
 
 
-def _key(axes: Sequence[Axes], widest: int) -> None:
+def _key(axes: Sequence[Axes], drawn: Sequence[int], widest: int) -> None:
     from matplotlib import colormaps
     from matplotlib.patches import Patch
 
-    degrees = sorted({1 << power for power in range(widest.bit_length())} | {widest})
     patches = [
-        Patch(color=colormaps[MAP](_shade(degree, widest)), label=str(degree)) for degree in degrees
+        Patch(color=colormaps[MAP](_shade(width, widest)), label=str(width)) for width in drawn
     ]
     axes[0].legend(
         handles=patches,
