@@ -132,7 +132,7 @@ def _pick_machine(
         slot = min(width, known.shape[0] - 1)
         if known[slot, 0] < 0 or slot < width:
             known[slot, 0] = job_ticks(jobs, i, width, costs)
-            known[slot, 1] = share_tokens(jobs.tokens[i], width)
+            known[slot, 1] = share_tokens(jobs, i, width)
         end = begin + known[slot, 0]
         if end >= best_key and (not best_fit or end > target):
             continue

@@ -35,6 +35,10 @@ class Jobs(NamedTuple):
     shadow: IntArray
     """A second load, which is balanced beside the first one: a machine ends when the larger of
     its two is done. All 0 but where encoder and LLM are waited for apart."""
+    ticks: IntArray
+    """(n, node + 1) what `job_ticks` gives at each degree inside a node; column 0 is unused."""
+    share: IntArray
+    """(n, node + 1) what `share_tokens` gives, likewise."""
 
 
 class Limits(NamedTuple):
@@ -57,10 +61,13 @@ class Limits(NamedTuple):
 def describe(
     tokens: IntArray, unit_offsets: IntArray, unit_tokens: IntArray, costs: Coefficients
 ) -> Jobs:
-    """Sum up each sample's encoder units."""
+    """Sum up each sample's encoder units, and price each sample at every degree inside a node."""
     n = tokens.shape[0]
     zeros = np.zeros((6, n), np.int64)
-    jobs = Jobs(tokens, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5])
+    none = np.zeros((n, costs.node + 1), np.int64)
+    jobs = Jobs(
+        tokens, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], none, none.copy()
+    )
     ticks = unit_columns(unit_tokens, costs)
     for i in range(n):
         jobs.units[i] = unit_offsets[i + 1] - unit_offsets[i]
@@ -69,7 +76,28 @@ def describe(
             jobs.encoder_tokens[i] += unit_tokens[u]
             jobs.unit_ticks[i] = max(jobs.unit_ticks[i], ticks[u])
             jobs.unit_size[i] = max(jobs.unit_size[i], unit_tokens[u])
+        for degree in range(1, costs.node + 1):
+            jobs.ticks[i, degree] = priced(tokens[i], jobs.encoder_ticks[i], degree, costs)
+            jobs.share[i, degree] = shared(tokens[i], degree)
     return jobs
+
+
+def without_encoder(jobs: Jobs, shadow: IntArray, costs: Coefficients) -> Jobs:
+    """The same samples with their encoder work as a second load instead of the first one."""
+    none = np.zeros_like(jobs.tokens)
+    return _reprice(jobs._replace(encoder_ticks=none, unit_ticks=none.copy(), shadow=shadow), costs)
+
+
+@kernel
+def _reprice(jobs: Jobs, costs: Coefficients) -> Jobs:
+    ticks = np.zeros_like(jobs.ticks)
+    for i in range(ticks.shape[0]):
+        for degree in range(1, ticks.shape[1]):
+            ticks[i, degree] = priced(jobs.tokens[i], jobs.encoder_ticks[i], degree, costs)
+    return Jobs(
+        jobs.tokens, jobs.encoder_ticks, jobs.unit_ticks, jobs.encoder_tokens, jobs.unit_size,
+        jobs.units, jobs.shadow, ticks, jobs.share,
+    )  # fmt: skip
 
 
 @kernel
@@ -79,11 +107,19 @@ def next_degree(degree: int, limits: Limits) -> int:
 
 
 @kernel
-def share_tokens(tokens: int, degree: int) -> int:
+def shared(tokens: int, degree: int) -> int:
     """At least the tokens on the fullest rank after the cuts; exact where `degree` divides."""
     if tokens % degree == 0:
         return tokens // degree
     return 2 * ((tokens + 2 * degree - 1) // (2 * degree))
+
+
+@kernel
+def share_tokens(jobs: Jobs, i: int, degree: int) -> int:
+    """At least the tokens of sample i on the fullest rank after the cuts."""
+    if degree < jobs.share.shape[1]:
+        return int(jobs.share[i, degree])
+    return shared(jobs.tokens[i], degree)
 
 
 @kernel
@@ -105,11 +141,18 @@ def overhead(degree: int, costs: Coefficients) -> int:
 
 
 @kernel
+def priced(tokens: int, encoder_ticks: int, degree: int, costs: Coefficients) -> int:
+    """Ticks that a sample adds to each rank of a microbatch of this degree."""
+    linear, attention, exchange = sample_ticks(tokens, degree, costs)
+    return linear + attention + exchange + int(encoder_ticks + degree - 1) // degree
+
+
+@kernel
 def job_ticks(jobs: Jobs, i: int, degree: int, costs: Coefficients) -> int:
     """Ticks that sample i adds to each rank of a microbatch of this degree."""
-    linear, attention, exchange = sample_ticks(jobs.tokens[i], degree, costs)
-    encoder = int(jobs.encoder_ticks[i] + degree - 1) // degree
-    return linear + attention + exchange + encoder
+    if degree < jobs.ticks.shape[1]:
+        return int(jobs.ticks[i, degree])
+    return priced(jobs.tokens[i], jobs.encoder_ticks[i], degree, costs)
 
 
 @kernel
@@ -128,7 +171,7 @@ def alone(jobs: Jobs, i: int, degree: int, costs: Coefficients) -> int:
 @kernel
 def fits(jobs: Jobs, i: int, degree: int, limits: Limits) -> bool:
     """Whether sample i alone keeps within both capacities at this degree."""
-    if share_tokens(jobs.tokens[i], degree) > limits.capacity:
+    if share_tokens(jobs, i, degree) > limits.capacity:
         return False
     dealt = dealt_tokens(jobs.encoder_tokens[i], jobs.unit_size[i], jobs.units[i], degree)
     return bool(dealt <= limits.encoder_capacity)

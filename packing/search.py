@@ -129,11 +129,11 @@ def _holds(tokens: int, total: int, largest: int, units: int, width: int, limits
 def _room(strip: Strip, b: int, joins: int, leaves: int, jobs: Jobs, limits: Limits) -> bool:
     """Whether microbatch b holds sample `joins` once sample `leaves` (or -1) has gone."""
     width = strip.width[b]
-    tokens = strip.tokens[b] + share_tokens(jobs.tokens[joins], width)
+    tokens = strip.tokens[b] + share_tokens(jobs, joins, width)
     total = strip.encoder_tokens[b] + jobs.encoder_tokens[joins]
     units = strip.units[b] + jobs.units[joins]
     if leaves >= 0:
-        tokens -= share_tokens(jobs.tokens[leaves], width)
+        tokens -= share_tokens(jobs, leaves, width)
         total -= jobs.encoder_tokens[leaves]
         units -= jobs.units[leaves]
     largest = max(strip.unit_size[b], jobs.unit_size[joins])
@@ -251,8 +251,8 @@ def _relocate(strip: Strip, lists: Lists, i: int, to: int, jobs: Jobs) -> None:
     lists.head[to] = i
     lists.size[source] -= 1
     lists.size[to] += 1
-    strip.tokens[source] -= share_tokens(jobs.tokens[i], strip.width[source])
-    strip.tokens[to] += share_tokens(jobs.tokens[i], strip.width[to])
+    strip.tokens[source] -= share_tokens(jobs, i, strip.width[source])
+    strip.tokens[to] += share_tokens(jobs, i, strip.width[to])
     strip.encoder_tokens[source] -= jobs.encoder_tokens[i]
     strip.encoder_tokens[to] += jobs.encoder_tokens[i]
     strip.units[source] -= jobs.units[i]

@@ -100,7 +100,7 @@ def empty_strip(samples: int, jobs: int, ranks: int) -> Strip:
 @kernel
 def add(strip: Strip, b: int, i: int, jobs: Jobs) -> None:
     """Put sample i into microbatch b."""
-    strip.tokens[b] += share_tokens(jobs.tokens[i], strip.width[b])
+    strip.tokens[b] += share_tokens(jobs, i, strip.width[b])
     strip.encoder_tokens[b] += jobs.encoder_tokens[i]
     strip.unit_size[b] = max(strip.unit_size[b], jobs.unit_size[i])
     strip.unit_ticks[b] = max(strip.unit_ticks[b], jobs.unit_ticks[i])

@@ -105,7 +105,7 @@ def _first_fit(problem: Problem, degree: int, rows: Sequence[int]) -> list[list[
 
 
 def _share(tokens: int, degree: int) -> int:
-    """As `moldable.share_tokens`."""
+    """As `moldable.shared`."""
     return tokens // degree if tokens % degree == 0 else 2 * -(-tokens // (2 * degree))
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dynapar.packing.construct import construct
-from dynapar.packing.moldable import Jobs, shared_work
+from dynapar.packing.moldable import Jobs, shared_work, without_encoder
 from dynapar.packing.peel import leader_targets
 from dynapar.packing.ticks import IntArray, Layout
 from dynapar.planner.problem import Candidate, Problem, arrange, polish, price
@@ -236,6 +236,5 @@ class _Search:
         encoder = max(1, int(jobs.encoder_ticks[order].sum()))
         ranks = self.problem.limits.ranks
         llm = max(1, int(self.work[order].sum()) - encoder + ranks * waves * self.overhead)
-        none = np.zeros_like(jobs.tokens)
         shadow = (jobs.encoder_ticks * (llm / encoder)).astype(np.int64)
-        return jobs._replace(encoder_ticks=none, unit_ticks=none.copy(), shadow=shadow)
+        return without_encoder(jobs, shadow, self.problem.constants)

@@ -24,7 +24,7 @@ import numpy as np
 from dynapar.cluster import Cluster
 from dynapar.errors import PlanError
 from dynapar.meta import SampleTable
-from dynapar.packing.moldable import share_tokens
+from dynapar.packing.moldable import shared
 from dynapar.packing.ticks import IntArray, Layout, Loads, microbatch_ticks
 from dynapar.planner.problem import Problem
 from dynapar.simulate.schedule import Schedule, from_layout
@@ -68,7 +68,7 @@ def fixed_degree(longest: int, *, capacity: int, cluster: Cluster) -> int:
         PlanError: It does not fit even when all ranks share it.
     """
     for degree in dividing_degrees(cluster):
-        if share_tokens(longest, degree) <= capacity:
+        if shared(longest, degree) <= capacity:
             return degree
     raise PlanError(
         f"the longest sample has {longest:,} tokens, cluster {cluster} holds "
@@ -103,7 +103,7 @@ def padded_batches(
             if done == len(lengths):
                 break
             even = -(-(len(lengths) - done) // (rings - place))
-            count = max(1, min(even, budget // share_tokens(lengths[done], degree)))
+            count = max(1, min(even, budget // shared(lengths[done], degree)))
             while count > 1 and encoded[done + count] - encoded[done] > encoder_capacity:
                 count -= 1
             seat = place if turn % 2 == 0 else rings - 1 - place

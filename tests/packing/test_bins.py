@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynapar.packing.bins import place_units
-from dynapar.packing.moldable import dealt_tokens, share_tokens
+from dynapar.packing.moldable import dealt_tokens, shared
 from dynapar.packing.ticks import cut_tokens
 
 
@@ -43,7 +43,7 @@ def test_no_room_is_said() -> None:
 @given(st.integers(1, 3000), st.integers(1, 40))
 def test_no_rank_holds_more_than_the_share(tokens: int, degree: int) -> None:
     fullest = max(cut_tokens(tokens, degree, j) for j in range(degree))
-    share = int(share_tokens(tokens, degree))
+    share = int(shared(tokens, degree))
     assert fullest <= share
     if tokens % degree == 0:
         assert fullest == share
