@@ -156,6 +156,46 @@ def job_ticks(jobs: Jobs, i: int, degree: int, costs: Coefficients) -> int:
 
 
 @kernel
+def width_columns(
+    widths: IntArray, jobs: Jobs, costs: Coefficients
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Ticks and token shares of all samples at the given widths, as tables.
+
+    Args:
+        widths: (k,) ranks, each 1 or more.
+        jobs: All samples, n.
+        costs: The coefficients.
+
+    Returns:
+        (n, c) `job_ticks`, (n, c) `share_tokens`, and (k,) the column of each width.
+    """
+    inside = jobs.ticks.shape[1]
+    column = widths.copy()
+    wide = np.empty(widths.shape[0], np.int64)
+    count = 0
+    for k in range(widths.shape[0]):
+        if widths[k] < inside:
+            continue
+        place = 0
+        while place < count and wide[place] != widths[k]:
+            place += 1
+        if place == count:
+            wide[count] = widths[k]
+            count += 1
+        column[k] = inside + place
+    if count == 0:
+        return jobs.ticks, jobs.share, column
+    n = jobs.tokens.shape[0]
+    ticks, share = np.empty((n, inside + count), np.int64), np.empty((n, inside + count), np.int64)
+    ticks[:, :inside], share[:, :inside] = jobs.ticks, jobs.share
+    for i in range(n):
+        for place in range(count):
+            ticks[i, inside + place] = job_ticks(jobs, i, wide[place], costs)
+            share[i, inside + place] = share_tokens(jobs, i, wide[place])
+    return ticks, share, column
+
+
+@kernel
 def remainder(unit: int, degree: int) -> int:
     """What whole units can add to the slowest rank above the mean."""
     return int(unit * (degree - 1) // degree)

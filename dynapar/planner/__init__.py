@@ -20,7 +20,7 @@ from dynapar.planner.build import assemble as assemble
 from dynapar.planner.build import to_plan
 from dynapar.planner.config import PlannerConfig as PlannerConfig
 from dynapar.planner.homogeneous import at_degree, best_homogeneous, fits_all
-from dynapar.planner.problem import Candidate, Problem, longest_first, make_problem, price
+from dynapar.planner.problem import Candidate, Problem, make_problem, price
 from dynapar.planner.random import random_plan as random_plan
 from dynapar.planner.step import best_step
 from dynapar.planner.waves import best_waves
@@ -49,7 +49,7 @@ def plan_step(
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
     if not len(samples):
         return _empty(problem, began)
-    order = longest_first(problem)
+    order = problem.order
     bound = problem.bound()
     find = best_waves if problem.lockstep else best_step
     dynamic = find(problem, order, bound)
@@ -106,7 +106,7 @@ def homogeneous_plan(
         )
     if not len(samples):
         return _empty(problem, began)
-    order = longest_first(problem)
+    order = problem.order
     if degree is None:
         degree, found = best_homogeneous(problem, order)
     else:

@@ -38,6 +38,8 @@ class Problem:
     costs: Costs
     config: PlannerConfig
     jobs: Jobs
+    order: IntArray
+    """(n,) samples by work, most first; ties by row."""
     unit_offsets: IntArray
     unit_tokens: IntArray
     limits: Limits
@@ -95,6 +97,7 @@ def make_problem(
         costs=costs,
         config=config,
         jobs=jobs,
+        order=_longest_first(jobs, constants),
         unit_offsets=offsets,
         unit_tokens=units,
         limits=limits,
@@ -194,7 +197,7 @@ def polish(problem: Problem, strip: Strip, *, rounds: int, goal: int = 0) -> Non
     widths = strip.machine_width[:count]
     mean = int((strip.machine_end[:count] * widths).sum()) // max(1, int(widths.sum()))
     goal = max(goal, mean + mean // 500)
-    improve(strip, rounds, goal, problem.jobs, problem.limits, problem.constants)
+    improve(strip, problem.order, rounds, goal, problem.jobs, problem.limits, problem.constants)
 
 
 def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
@@ -204,9 +207,7 @@ def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
     return one
 
 
-def longest_first(problem: Problem) -> IntArray:
-    """(n,) samples by work, most first; ties by row."""
-    jobs, constants = problem.jobs, problem.constants
+def _longest_first(jobs: Jobs, constants: Coefficients) -> IntArray:
     share = constants.attention_pair * jobs.tokens.astype(np.float64)
     work = jobs.tokens * (constants.linear_token + share) + jobs.encoder_ticks
     return np.argsort(-work, kind="stable").astype(np.int64)

@@ -17,7 +17,7 @@ from dynapar.packing.moldable import work_at_degree
 from dynapar.packing.ticks import IntArray
 from dynapar.planner.differencing import by_differencing, in_waves, microbatch_rows
 from dynapar.planner.homogeneous import at_degree, homogeneous_degrees
-from dynapar.planner.problem import Candidate, Problem, better, candidate, longest_first
+from dynapar.planner.problem import Candidate, Problem, better, candidate
 
 HALVINGS = 8
 """Of multifit's range."""
@@ -81,7 +81,7 @@ def static_layout(problem: Problem, degree: int) -> Candidate | None:
     """
     if not len(problem.samples):
         return in_waves(problem, degree, [])
-    order = longest_first(problem)
+    order = problem.order
     best = at_degree(problem, order, degree)
     best = better(best, _multifit(problem, order, degree, best))
     best = better(best, by_differencing(problem, order, degree))

@@ -17,7 +17,7 @@ from dynapar.plan import Sync, validate
 from dynapar.planner import PlannerConfig
 from dynapar.planner.build import to_plan
 from dynapar.planner.homogeneous import at_degree, homogeneous_degrees
-from dynapar.planner.problem import Problem, longest_first, make_problem
+from dynapar.planner.problem import Problem, make_problem
 from dynapar.simulate.static import static_layout, static_layouts
 from tests.samples import table
 from tests.simulate.scenes import COSTS, config, random_table
@@ -44,7 +44,7 @@ def test_every_static_layout_is_a_valid_plan_of_one_degree(
         plan = to_plan(problem, layout, bound=0, homogeneous=(0, 0), chosen="dynamic", seconds=0.0)
         validate(plan, COSTS)
         assert plan.degrees == (degree,)
-        known = at_degree(problem, longest_first(problem), degree)
+        known = at_degree(problem(problem), degree)
         assert known is None or layout.makespan <= known.makespan
         assert layout.makespan >= found.layouts[found.degree][0].makespan
 
