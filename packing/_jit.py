@@ -34,6 +34,19 @@ def kernel(fn: Callable[P, R]) -> Callable[P, R]:
 
     Never with fastmath: equal input must give equal output on every rank.
     """
-    dispatcher = numba.njit(cache=True, nogil=True)(fn)
+    return _compiled(fn, inline="never")
+
+
+def inlined(fn: Callable[P, R]) -> Callable[P, R]:
+    """A kernel that becomes part of those that call it.
+
+    For what runs once a sample: numba counts references to every array of a structure that is
+    passed to a call, which takes longer than what such a kernel does.
+    """
+    return _compiled(fn, inline="always")
+
+
+def _compiled(fn: Callable[P, R], *, inline: str) -> Callable[P, R]:
+    dispatcher = numba.njit(cache=True, nogil=True, inline=inline)(fn)
     dispatcher._cache._cache_file._version = sources_version()  # type: ignore[attr-defined]
     return cast(Callable[P, R], dispatcher)

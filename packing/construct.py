@@ -15,17 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from ._jit import kernel
-from .moldable import (
-    NEVER,
-    Jobs,
-    Limits,
-    dealt_tokens,
-    job_ticks,
-    least_degree,
-    overhead,
-    remainder,
-    share_tokens,
-)
+from .forest import pick, plant, refresh
+from .moldable import NEVER, Jobs, Limits, least_degree, width_columns
 from .strip import Strip, add, empty_strip, open_rings
 from .ticks import BoolArray, Coefficients, IntArray
 
@@ -99,69 +90,6 @@ def open_groups(strip: Strip, degree: int, limits: Limits) -> None:
 
 
 @kernel
-def _pick_machine(
-    strip: Strip,
-    i: int,
-    target: int,
-    single: bool,
-    best_fit: bool,
-    known: IntArray,
-    jobs: Jobs,
-    limits: Limits,
-    costs: Coefficients,
-) -> tuple[int, int, bool]:
-    """Machine, end and whether a microbatch must be opened for sample i; machine -1: no room.
-
-    `known` is scratch: (node + 2, 2), ticks and tokens of the sample at each width.
-    """
-    # The loop is the planner's hottest: local names and scalars, no calls that take the strip.
-    ends, widths, tops = strip.machine_end, strip.machine_width, strip.machine_top
-    used, encoded, largest = strip.tokens, strip.encoder_tokens, strip.unit_size
-    counts, dearest = strip.units, strip.unit_ticks
-    size, count, encoder = jobs.unit_size[i], jobs.units[i], jobs.encoder_tokens[i]
-    dear, capacity, encoder_capacity = jobs.unit_ticks[i], limits.capacity, limits.encoder_capacity
-    known[:] = -1
-    shadows, shadow = strip.machine_shadow, jobs.shadow[i]
-    best, best_key, best_end, best_new = -1, NEVER, NEVER, False
-    full, full_key, full_end, full_new = -1, -1, -1, False
-    for m in range(strip.counts[1]):
-        begin = ends[m]
-        if begin >= best_key and not best_fit:
-            continue
-        width = widths[m]
-        slot = min(width, known.shape[0] - 1)
-        if known[slot, 0] < 0 or slot < width:
-            known[slot, 0] = job_ticks(jobs, i, width, costs)
-            known[slot, 1] = share_tokens(jobs, i, width)
-        end = begin + known[slot, 0]
-        if end >= best_key and (not best_fit or end > target):
-            continue
-        share, b = known[slot, 1], tops[m]
-        new = b < 0 or used[b] + share > capacity
-        if not new and encoder > 0:
-            most = max(largest[b], size)
-            dealt = dealt_tokens(encoded[b] + encoder, most, counts[b] + count, width)
-            new = dealt > encoder_capacity
-        if new:
-            if single and b >= 0:
-                continue
-            dealt = dealt_tokens(encoder, size, count, width)
-            if share > capacity or dealt > encoder_capacity:
-                continue
-            end += overhead(width, costs) + remainder(dear, width)
-        elif dear > dearest[b]:
-            end += remainder(dear - dearest[b], width)
-        key = max(end, shadows[m] + shadow // width)
-        if key < best_key:
-            best, best_key, best_end, best_new = m, key, end, new
-        if best_fit and full_key < key <= target:
-            full, full_key, full_end, full_new = m, key, end, new
-    if full >= 0:
-        return full, full_end, full_new
-    return best, best_end, best_new
-
-
-@kernel
 def fill_machines(
     strip: Strip,
     samples: IntArray,
@@ -177,9 +105,18 @@ def fill_machines(
 
     With `partial`, samples that would not end by `target` stay out instead.
     """
-    known = np.empty((limits.node + 2, 2), np.int64)
+    forest = plant(strip)
+    ticks, share, column = width_columns(forest.widths, jobs, costs)
     for i in samples:
-        m, end, new = _pick_machine(strip, i, target, single, best_fit, known, jobs, limits, costs)
+        m, end, new = -1, NEVER, False
+        if best_fit:
+            m, end, new = pick(
+                forest, strip, i, target, True, single, ticks, share, column, jobs, limits, costs
+            )
+        if m < 0:
+            m, end, new = pick(
+                forest, strip, i, target, False, single, ticks, share, column, jobs, limits, costs
+            )
         if partial and (m < 0 or end > target):
             continue
         if m < 0:
@@ -194,6 +131,7 @@ def fill_machines(
         add(strip, strip.machine_top[m], i, jobs)
         strip.machine_end[m] = end
         strip.machine_shadow[m] += jobs.shadow[i] // strip.machine_width[m]
+        refresh(forest, strip, m)
     return True
 
 
