@@ -25,6 +25,7 @@ from .moldable import (
     overhead,
     remainder,
     share_tokens,
+    widest,
 )
 from .strip import Strip, add, empty_strip, open_rings
 from .ticks import BoolArray, Coefficients, IntArray
@@ -85,6 +86,7 @@ def open_machines(
             and not (single and strip.top[end] >= 0)
         ):
             end += 1
+        end = r + widest(r, end - r, limits)
         _add_machine(strip, r, end - r, strip.load[r], -1)
         r = end
 
