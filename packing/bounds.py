@@ -44,7 +44,7 @@ Every condition that holds at L holds above it: bisection finds the least L at w
 from __future__ import annotations
 
 from ._jit import kernel
-from .moldable import Jobs, Limits, next_degree
+from .moldable import Jobs, Limits
 from .ticks import Coefficients, latency_ticks, sample_ticks
 
 
@@ -63,8 +63,8 @@ def _llm_work(room: int, jobs: Jobs, limits: Limits, costs: Coefficients) -> int
     total = 0
     for i in range(jobs.tokens.shape[0]):
         tokens = jobs.tokens[i]
-        degree, found = 1, False
-        while degree <= limits.largest:
+        found = False
+        for degree in limits.degrees:
             if (tokens + degree - 1) // degree <= limits.capacity:
                 linear, attention, exchange = sample_ticks(tokens, degree, costs)
                 ticks = linear + attention + exchange
@@ -72,7 +72,6 @@ def _llm_work(room: int, jobs: Jobs, limits: Limits, costs: Coefficients) -> int
                 if base + latency + ticks <= room:
                     found = True
                     break
-            degree = next_degree(degree, limits)
         if not found:
             return -1
         work = max(0, degree * ticks - _loss(tokens, degree, limits, costs))

@@ -16,7 +16,7 @@ import numpy as np
 
 from ._jit import kernel
 from .forest import pick, plant, refresh
-from .moldable import NEVER, Jobs, Limits, least_degree, width_columns
+from .moldable import NEVER, Jobs, Limits, least_degree, widest, width_columns
 from .strip import Strip, add, empty_strip, open_rings
 from .ticks import BoolArray, Coefficients, IntArray
 
@@ -76,6 +76,7 @@ def open_machines(
             and not (single and strip.top[end] >= 0)
         ):
             end += 1
+        end = r + widest(r, end - r, limits)
         _add_machine(strip, r, end - r, strip.load[r], -1)
         r = end
 

@@ -49,8 +49,13 @@ class Limits(NamedTuple):
     """Ranks of a node."""
     grain: int
     """Ranks of half a node (of a node, where that is odd): rings across nodes are made of these."""
+    degrees: IntArray
+    """The degrees allowed, ascending from 1."""
     largest: int
-    """The largest degree allowed."""
+    """The last of them."""
+    aligned: bool
+    """Whether a run of d ranks starts at a multiple of d: inside its node, or, where it is longer
+    than a node, in the cluster."""
     capacity: int
     """LLM tokens of a rank in a microbatch."""
     encoder_capacity: int
@@ -102,8 +107,21 @@ def _reprice(jobs: Jobs, costs: Coefficients) -> Jobs:
 
 @kernel
 def next_degree(degree: int, limits: Limits) -> int:
-    """The next degree on the ladder: every integer in a node, then multiples of the grain."""
-    return degree + 1 if degree < limits.node else degree + limits.grain
+    """The least allowed degree above this one; `NEVER` above the largest."""
+    place = np.searchsorted(limits.degrees, degree, side="right")
+    return int(limits.degrees[place]) if place < limits.degrees.shape[0] else NEVER
+
+
+@kernel
+def widest(first: int, room: int, limits: Limits) -> int:
+    """The largest allowed degree whose run may start at rank `first` and has at most `room` ranks.
+
+    `room` may not reach beyond the node of `first`.
+    """
+    place = np.searchsorted(limits.degrees, room, side="right") - 1
+    while place > 0 and limits.aligned and first % limits.node % limits.degrees[place]:
+        place -= 1
+    return int(limits.degrees[place])
 
 
 @kernel
@@ -220,15 +238,14 @@ def fits(jobs: Jobs, i: int, degree: int, limits: Limits) -> bool:
 @kernel
 def least_degree(jobs: Jobs, i: int, target: int, limits: Limits, costs: Coefficients) -> int:
     """The least degree that fits and ends by `target`; failing that the fastest; 0: none fits."""
-    best, best_ticks, degree = 0, NEVER, 1
-    while degree <= limits.largest:
+    best, best_ticks = 0, NEVER
+    for degree in limits.degrees:
         if fits(jobs, i, degree, limits):
             ticks = alone(jobs, i, degree, costs)
             if ticks <= target:
-                return degree
+                return int(degree)
             if ticks < best_ticks:
-                best, best_ticks = degree, ticks
-        degree = next_degree(degree, limits)
+                best, best_ticks = int(degree), ticks
     return best
 
 

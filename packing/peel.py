@@ -56,9 +56,6 @@ def leader_targets(
         fills[count] = busy / (limits.ranks * max(1, target - base))
         count += 1
         step = limits.node if degree >= 2 * limits.node else 1
-        degree = (
-            next_degree(degree, limits)
-            if step == 1
-            else degree + max(step, degree * 15 // 100 // step * step)
-        )
+        leap = max(step, degree * 15 // 100 // step * step) if step > 1 else 1
+        degree = next_degree(degree + leap - 1, limits)
     return targets[:count], fills[:count]

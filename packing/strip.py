@@ -116,8 +116,9 @@ def _window_across(
     """First rank and start of the best run of half nodes for a ring across nodes; -1: none."""
     best, best_key, best_start = -1, NEVER, 0
     ranks = strip.load.shape[0]
+    step = degree if limits.aligned else limits.grain
     for first in range(0, ranks - degree + 1, limits.grain):
-        if first // limits.ranks != (first + degree - 1) // limits.ranks:
+        if first % limits.ranks % step or first % limits.ranks + degree > limits.ranks:
             continue
         start, total = 0, 0
         for r in range(first, first + degree):
@@ -139,11 +140,12 @@ def _window_inside(
 ) -> tuple[int, int]:
     """First rank and start of the best window of one node; fuller nodes first; -1: none."""
     best, best_key, best_start = -1, NEVER, 0
+    step = degree if limits.aligned else 1
     for node in range(0, strip.load.shape[0], limits.node):
         total = strip.load[node : node + limits.node].sum()
         if single and total == 0 and best >= 0 and best_key < 0:
             continue
-        for first in range(node, node + limits.node - degree + 1):
+        for first in range(node, node + limits.node - degree + 1, step):
             start, used = 0, 0
             for r in range(first, first + degree):
                 start = max(start, strip.load[r])

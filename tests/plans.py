@@ -8,7 +8,7 @@ import numpy as np
 
 from dynapar.data.samples import IGNORE, LoadedSample
 from dynapar.meta import SampleTable
-from dynapar.plan import MicroBatch, Parts, Placement, StepPlan
+from dynapar.plan import MicroBatch, Parts, Placement, PlanColumns, StepPlan
 
 Written = tuple[Sequence[int], Mapping[int, Sequence[int]]]
 """The ranks of a microbatch, and for each of its samples (a row) the ranks that share it."""
@@ -48,8 +48,7 @@ def hand_plan(
         capacity=1 << 20,
         encoder_capacity=1 << 20,
         samples=table_of(samples),
-        microbatches=tuple(made),
-        queues=tuple(map(tuple, queues)),
+        columns=PlanColumns.from_records(microbatches=made, queues=queues),
         makespan=1,
         lower_bound=1,
         homogeneous_degree=0,

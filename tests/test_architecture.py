@@ -20,7 +20,7 @@ LEAVES = ("packing", "attention")
 
 FLOORS = (
     ("errors", "config"),
-    ("shapes", "modelfiles", "families", "catalog", "flops", "cluster"),
+    ("shapes", "modelfiles", "families", "catalog", "flops", "cluster", "rings"),
     ("costs", "devices", "meta", "workloads", "plan"),
     ("planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
@@ -62,6 +62,7 @@ LIGHT = (
     "dynapar.plan",
     "dynapar.plan_command",
     "dynapar.planner",
+    "dynapar.rings",
     "dynapar.workloads",
 )
 HEAVY = ("torch", "transformers")

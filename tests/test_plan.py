@@ -13,6 +13,7 @@ from dynapar.errors import PlanError
 from dynapar.meta import SampleTable
 from dynapar.plan import (
     MicroBatch,
+    PlanColumns,
     StepPlan,
     Sync,
     plan_digest,
@@ -93,7 +94,7 @@ def change(number: int, **fields: object) -> Callable[[StepPlan], StepPlan]:
     def apply(made: StepPlan) -> StepPlan:
         micro = list(made.microbatches)
         micro[number] = dataclasses.replace(micro[number], **fields)  # type: ignore[arg-type]
-        return dataclasses.replace(made, microbatches=tuple(micro))
+        return records(microbatches=micro)(made)
 
     return apply
 
@@ -114,6 +115,16 @@ def whole(**fields: object) -> Callable[[StepPlan], StepPlan]:
     return lambda made: dataclasses.replace(made, **fields)  # type: ignore[arg-type]
 
 
+def records(**fields: Any) -> Callable[[StepPlan], StepPlan]:
+    """Replace the microbatches, queues or waves of the plan."""
+
+    def apply(made: StepPlan) -> StepPlan:
+        kept = {name: getattr(made, name) for name in ("microbatches", "queues", "waves")}
+        return dataclasses.replace(made, columns=PlanColumns.from_records(**{**kept, **fields}))
+
+    return apply
+
+
 def without(number: int) -> Callable[[StepPlan], StepPlan]:
     """Take the last sample out of a microbatch."""
 
@@ -131,7 +142,7 @@ def twice(made: StepPlan) -> StepPlan:
 
 def swapped(made: StepPlan) -> StepPlan:
     """Run rank 0's two microbatches in the other order."""
-    return dataclasses.replace(made, queues=((2, 0), *made.queues[1:]))
+    return records(queues=((2, 0), *made.queues[1:]))(made)
 
 
 def slower(made: StepPlan) -> StepPlan:
@@ -144,7 +155,7 @@ def slower(made: StepPlan) -> StepPlan:
 def later(made: StepPlan) -> StepPlan:
     """A wave that says it takes a tick more."""
     waves = [*made.waves[:-1], made.waves[-1]._replace(llm=made.waves[-1].llm + 1)]
-    return dataclasses.replace(made, waves=tuple(waves), makespan=made.makespan + 1)
+    return dataclasses.replace(records(waves=waves)(made), makespan=made.makespan + 1)
 
 
 def relabelled(targets: int) -> SampleTable:
@@ -162,13 +173,13 @@ FAULTS: dict[str, tuple[Sync, Callable[[StepPlan], StepPlan], str]] = {
     "swapped order": ("step", swapped, r"queue of rank 0 runs \[2, 0\]; .* are \[0, 2\]"),
     "queue lacks one": (
         "step",
-        whole(queues=((0, 2), (0,), (), (3,))),
+        records(queues=((0, 2), (0,), (), (3,))),
         r"queue of rank 2 runs \[\]",
     ),
-    "too few queues": ("step", whole(queues=((0, 2), (0,))), r"2 queues for 4 ranks"),
+    "too few queues": ("step", records(queues=((0, 2), (0,))), r"2 queues for 4 ranks"),
     "dummy in a step": (
         "step",
-        whole(queues=((0, None, 2), (0,), (1,), (3,))),
+        records(queues=((0, None, 2), (0,), (1,), (3,))),
         r"rank 0 has a dummy",
     ),
     "ring with a hole": ("step", change(0, ranks=(0, 2)), r"\[0, 2\] are not consecutive"),
@@ -242,17 +253,17 @@ FAULTS: dict[str, tuple[Sync, Callable[[StepPlan], StepPlan], str]] = {
     "other costs": ("step", whole(costs="mine"), r"made with costs 'mine', not with 'h100_7b'"),
     "uneven queues": (
         "microbatch",
-        whole(queues=((0, 2), (0,), (1, None), (None, 3))),
+        records(queues=((0, 2), (0,), (1, None), (None, 3))),
         r"queues have lengths \[1, 2\]; expected 2",
     ),
     "two waves at once": (
         "microbatch",
-        whole(queues=((0, 2), (None, 0), (1, None), (None, 3))),
+        records(queues=((0, 2), (None, 0), (1, None), (None, 3))),
         r"microbatch 0 is in waves 0 and \(rank 1\) 1",
     ),
     "order against the waves": (
         "microbatch",
-        whole(queues=((0, 2), (0, None), (None, 1), (3, None))),
+        records(queues=((0, 2), (0, None), (None, 1), (3, None))),
         r"the global order does not follow the waves",
     ),
     "wrong wave": ("microbatch", later, r"wave 1 takes 0|wave 1 takes \d+ \+ \d+ ticks; the plan"),

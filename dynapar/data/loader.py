@@ -294,8 +294,7 @@ def _wanted(plan: StepPlan, rank: int) -> dict[int, frozenset[int]]:
         placement.sample: frozenset(
             unit for unit, encoder in enumerate(placement.encoders) if encoder == rank
         )
-        for microbatch in plan.microbatches
-        if rank in microbatch.ranks
+        for microbatch in plan.of_rank(rank)
         for placement in microbatch.placements
     }
 
@@ -304,7 +303,7 @@ def _owned(plan: StepPlan, rank: int) -> list[int]:
     """The samples whose targets a rank counts: those whose first rank it is."""
     return [
         placement.sample
-        for microbatch in plan.microbatches
+        for microbatch in plan.of_rank(rank)
         for placement in microbatch.placements
         if placement.ranks[0] == rank
     ]

@@ -6,16 +6,17 @@ derived anew from the samples and compared with what the plan says. All that is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
 
 from dynapar.costs import Costs, coefficients
 from dynapar.errors import PlanError
-from dynapar.packing.ticks import Layout, Loads, microbatch_ticks, wave_parts
-from dynapar.plan.model import MicroBatch, StepPlan, Sync
+from dynapar.meta import IntArray
+from dynapar.packing.ticks import Loads, microbatch_ticks, wave_parts
+from dynapar.plan.columns import DUMMY, offsets_of, positions, queues_in_order
+from dynapar.plan.model import StepPlan, Sync
 
 SHOWN = 20
 """Problems that a message names; it counts the others."""
@@ -35,11 +36,9 @@ def validate(plan: StepPlan, costs: Costs | None = None) -> None:
     problems = list(_table_problems(plan))
     if not problems:
         problems += _coverage_problems(plan)
-        for number, micro in enumerate(plan.microbatches):
-            problems += (f"microbatch {number}: {what}" for what in _shape_problems(plan, micro))
+        problems += _shape_problems(plan)
     if not problems:
-        for number, micro in enumerate(plan.microbatches):
-            problems += (f"microbatch {number}: {what}" for what in _memory_problems(plan, micro))
+        problems += _memory_problems(plan)
         problems += _queue_problems(plan)
     if not problems:
         problems += _time_problems(plan)
@@ -82,195 +81,240 @@ def _table_problems(plan: StepPlan) -> Iterator[str]:
 
 
 def _coverage_problems(plan: StepPlan) -> Iterator[str]:
-    seen: dict[int, int] = {}
-    for number, micro in enumerate(plan.microbatches):
-        if not micro.placements:
-            yield f"microbatch {number} has no sample"
-        for place in micro.placements:
-            if not 0 <= place.sample < len(plan.samples):
-                yield f"microbatch {number} runs row {place.sample} of {len(plan.samples)} samples"
-            elif place.sample in seen:
-                name = plan.samples.ids[place.sample]
-                yield f"sample {name!r} is in microbatches {seen[place.sample]} and {number}"
-            seen[place.sample] = number
-    for row, name in enumerate(plan.samples.ids):
-        if row not in seen:
-            yield f"sample {name!r} is in no microbatch"
+    columns, names, count = plan.columns, plan.samples.ids, len(plan.samples)
+    rows, owner = columns.sample_rows, _owners(columns.sample_offsets)
+    for number in np.flatnonzero(np.diff(columns.sample_offsets) == 0):
+        yield f"microbatch {number} has no sample"
+    known = (rows >= 0) & (rows < count)
+    for entry in np.flatnonzero(~known):
+        yield f"microbatch {owner[entry]} runs row {rows[entry]} of {count} samples"
+    order = np.flatnonzero(known)[np.argsort(rows[known], kind="stable")]
+    for entry in np.flatnonzero(np.diff(rows[order]) == 0):
+        one, other = order[entry], order[entry + 1]
+        yield f"sample {names[rows[one]]!r} is in microbatches {owner[one]} and {owner[other]}"
+    for row in np.flatnonzero(np.bincount(rows[known], minlength=count) == 0):
+        yield f"sample {names[row]!r} is in no microbatch"
 
 
-def _ring_problem(ranks: Sequence[int], plan: StepPlan) -> str:
-    """Why these ranks may not work together; empty when they may."""
-    node, width = plan.ranks_per_node, len(ranks)
-    if not ranks or list(ranks) != list(range(ranks[0], ranks[0] + width)):
-        return f"ranks {list(ranks)} are not consecutive and ascending"
-    if ranks[0] < 0 or ranks[-1] >= plan.ranks:
-        return f"ranks {ranks[0]}..{ranks[-1]} are not all among 0..{plan.ranks - 1}"
-    if width <= node:
-        if ranks[0] // node != ranks[-1] // node:
-            return f"ranks {ranks[0]}..{ranks[-1]} span nodes of {node}, yet would fit in one"
-        return ""
+def _owners(offsets: IntArray) -> IntArray:
+    """For every entry of rows that lie one after another, its row."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def _ring_problems(plan: StepPlan, offsets: IntArray, ranks: IntArray) -> dict[int, str]:
+    """Of rows of ranks that are to work together, those that may not, and why."""
+    node, width = plan.ranks_per_node, np.diff(offsets)
     half = node if node % 2 else node // 2
-    if ranks[0] % half or width % half:
-        return f"ranks {ranks[0]}..{ranks[-1]} are not whole half nodes of {half}"
-    return ""
+    first = np.full(len(width), -1, np.int64)
+    first[width > 0] = ranks[offsets[:-1][width > 0]]
+    last = first + width - 1
+    gaps = ranks != np.repeat(first, width) + positions(offsets)
+    broken = (np.bincount(_owners(offsets)[gaps], minlength=len(width)) > 0) | (width == 0)
+    outside = (first < 0) | (last >= plan.ranks)
+    split = (width <= node) & (first // node != last // node)
+    ragged = (width > node) & ((first % half > 0) | (width % half > 0))
+    faults = {}
+    for row in np.flatnonzero(broken | outside | split | ragged).tolist():
+        span = f"ranks {first[row]}..{last[row]}"
+        if broken[row]:
+            own = ranks[offsets[row] : offsets[row + 1]].tolist()
+            faults[row] = f"ranks {own} are not consecutive and ascending"
+        elif outside[row]:
+            faults[row] = f"{span} are not all among 0..{plan.ranks - 1}"
+        elif split[row]:
+            faults[row] = f"{span} span nodes of {node}, yet would fit in one"
+        else:
+            faults[row] = f"{span} are not whole half nodes of {half}"
+    return faults
 
 
-def _shape_problems(plan: StepPlan, micro: MicroBatch) -> Iterator[str]:
-    if problem := _ring_problem(micro.ranks, plan):
-        yield problem
-    members = set(micro.ranks)
-    for place in micro.placements:
-        if not 0 <= place.sample < len(plan.samples):
-            continue
-        name = plan.samples.ids[place.sample]
-        if foreign := [rank for rank in place.ranks if rank not in members]:
-            yield f"sample {name!r} is on rank {foreign[0]}, which is not in it"
-        elif problem := _ring_problem(place.ranks, plan):
-            yield f"sample {name!r}: {problem}"
-        units = len(plan.samples.units(place.sample))
-        if len(place.encoders) != units:
-            yield f"sample {name!r} has {units} encoder units, {len(place.encoders)} are placed"
-        if foreign := [rank for rank in place.encoders if rank not in members]:
-            yield f"an encoder unit of sample {name!r} is on rank {foreign[0]}, which is not in it"
+def _shape_problems(plan: StepPlan) -> Iterator[str]:
+    columns, names = plan.columns, plan.samples.ids
+    rings = _ring_problems(plan, columns.rank_offsets, columns.ranks)
+    yield from (f"microbatch {number}: {what}" for number, what in rings.items())
+    # What is inside a microbatch is judged where its own ranks and rows are sound.
+    owner, rows = _owners(columns.sample_offsets), columns.sample_rows
+    judged = (rows >= 0) & (rows < len(plan.samples)) & ~np.isin(owner, list(rings))
+
+    def where(entry: int) -> tuple[str, str]:
+        return f"microbatch {owner[entry]}", repr(names[rows[entry]])
+
+    foreign = _foreign(plan, columns.share_offsets, columns.share_ranks)
+    shares = _ring_problems(plan, columns.share_offsets, columns.share_ranks)
+    for entry in sorted(foreign.keys() | shares.keys()):
+        if judged[entry]:
+            number, name = where(entry)
+            if entry in foreign:
+                yield f"{number}: sample {name} is on rank {foreign[entry]}, which is not in it"
+            else:
+                yield f"{number}: sample {name}: {shares[entry]}"
+    placed = np.diff(columns.unit_offsets)
+    units = np.diff(plan.samples.unit_offsets)[np.where(judged, rows, 0)]
+    for entry in np.flatnonzero(judged & (placed != units)).tolist():
+        number, name = where(entry)
+        yield (
+            f"{number}: sample {name} has {units[entry]} encoder units, {placed[entry]} are placed"
+        )
+    for entry, rank in _foreign(plan, columns.unit_offsets, columns.unit_ranks).items():
+        if judged[entry]:
+            number, name = where(entry)
+            yield (
+                f"{number}: an encoder unit of sample {name} is on rank {rank}, which is not in it"
+            )
 
 
-def _cut(tokens: int, degree: int) -> list[int]:
-    """Tokens on each position: zigzag chunks j and 2 * degree - 1 - j."""
-    edges = [i * tokens // (2 * degree) for i in range(2 * degree + 1)]
-    chunk = [b - a for a, b in pairwise(edges)]
-    return [chunk[j] + chunk[2 * degree - 1 - j] for j in range(degree)]
+def _foreign(plan: StepPlan, offsets: IntArray, ranks: IntArray) -> dict[int, int]:
+    """Of rows of ranks, one a sample, those with a rank outside their microbatch, and the first."""
+    columns = plan.columns
+    owner = _owners(columns.sample_offsets)
+    width = np.diff(columns.rank_offsets)
+    first = np.zeros(len(width), np.int64)
+    first[width > 0] = columns.ranks[columns.rank_offsets[:-1][width > 0]]
+    row = _owners(offsets)
+    place = ranks - first[owner[row]]
+    outside = np.flatnonzero((place < 0) | (place >= width[owner[row]]))
+    return dict(zip(row[outside][::-1].tolist(), ranks[outside][::-1].tolist(), strict=True))
 
 
-def _memory_problems(plan: StepPlan, micro: MicroBatch) -> Iterator[str]:
-    tokens = dict.fromkeys(micro.ranks, 0)
-    encoder = dict.fromkeys(micro.ranks, 0)
-    for place in micro.placements:
-        cut = _cut(int(plan.samples.llm_tokens[place.sample]), len(place.ranks))
-        for rank, share in zip(place.ranks, cut, strict=True):
-            tokens[rank] += share
-        for rank, unit in zip(place.encoders, plan.samples.units(place.sample), strict=True):
-            encoder[rank] += int(unit)
+def _cut(tokens: IntArray, degree: IntArray, position: IntArray) -> IntArray:
+    """Tokens on a position of a ring: zigzag chunks j and 2 * degree - 1 - j."""
+
+    def edge(chunk: IntArray) -> IntArray:
+        return chunk * tokens // (2 * degree)
+
+    mirror = 2 * degree - 1 - position
+    return edge(position + 1) - edge(position) + edge(mirror + 1) - edge(mirror)
+
+
+def _memory_problems(plan: StepPlan) -> Iterator[str]:
+    columns, table = plan.columns, plan.samples
+    rows, owner = columns.sample_rows, _owners(columns.sample_offsets)
+    # Where the row of a rank of the sample's microbatch lies, but for the rank itself.
+    base = (columns.rank_offsets[:-1] - columns.ranks[columns.rank_offsets[:-1]])[owner]
+    share, unit = _owners(columns.share_offsets), _owners(columns.unit_offsets)
+    tokens, encoder = np.zeros((2, len(columns.ranks)), np.int64)
+    cut = _cut(
+        table.llm_tokens[rows][share], columns.degrees[share], positions(columns.share_offsets)
+    )
+    np.add.at(tokens, base[share] + columns.share_ranks, cut)
+    own = table.unit_offsets[rows][unit] + positions(columns.unit_offsets)
+    np.add.at(encoder, base[unit] + columns.unit_ranks, table.unit_tokens[own])
+    held = _owners(columns.rank_offsets)
     for what, derived, stated, most, key in (
-        ("tokens", tokens, micro.tokens_per_rank, plan.capacity, "capacity"),
+        ("tokens", tokens, columns.tokens, plan.capacity, "capacity"),
         (
             "encoder tokens",
             encoder,
-            micro.encoder_tokens_per_rank,
+            columns.encoder_tokens,
             plan.encoder_capacity,
             "encoder_capacity",
         ),
     ):
-        if list(derived.values()) != list(stated):
-            yield f"{what} per rank are {list(derived.values())}; the plan says {list(stated)}"
-        for rank, amount in derived.items():
-            if amount > most:
-                yield f"rank {rank} holds {amount:,} {what}; {key} is {most:,}"
+        for number in np.unique(held[derived != stated]):
+            span = slice(columns.rank_offsets[number], columns.rank_offsets[number + 1])
+            yield (
+                f"microbatch {number}: {what} per rank are {derived[span].tolist()}; the plan says "
+                f"{stated[span].tolist()}"
+            )
+        for entry in np.flatnonzero(derived > most):
+            yield (
+                f"microbatch {held[entry]}: rank {columns.ranks[entry]} holds {derived[entry]:,} "
+                f"{what}; {key} is {most:,}"
+            )
 
 
 def _queue_problems(plan: StepPlan) -> Iterator[str]:
-    if len(plan.queues) != plan.ranks:
-        yield f"there are {len(plan.queues)} queues for {plan.ranks} ranks"
+    columns = plan.columns
+    if len(columns.queue_offsets) - 1 != plan.ranks:
+        yield f"there are {len(columns.queue_offsets) - 1} queues for {plan.ranks} ranks"
         return
-    expected: list[list[int]] = [[] for _ in range(plan.ranks)]
-    for number, micro in enumerate(plan.microbatches):
-        for rank in micro.ranks:
-            expected[rank].append(number)
-    for rank, queue in enumerate(plan.queues):
-        found = [entry for entry in queue if entry is not None]
-        if found != expected[rank]:
+    offsets, expected = queues_in_order(columns.rank_offsets, columns.ranks, plan.ranks)
+    runs = columns.queue != DUMMY
+    found = columns.queue[runs]
+    rank = _owners(columns.queue_offsets)
+    own = offsets_of(np.bincount(rank[runs], minlength=plan.ranks))
+    wrong = not (np.array_equal(own, offsets) and np.array_equal(found, expected))
+    for each in range(plan.ranks) if wrong else ():
+        has = found[own[each] : own[each + 1]].tolist()
+        should = expected[offsets[each] : offsets[each + 1]].tolist()
+        if has != should:
             yield (
-                f"the queue of rank {rank} runs {found}; its microbatches in global order are "
-                f"{expected[rank]}"
+                f"the queue of rank {each} runs {has}; its microbatches in global order are "
+                f"{should}"
             )
-        if plan.sync == "step" and len(found) != len(queue):
-            yield f"the queue of rank {rank} has a dummy, which only sync 'microbatch' knows"
-    if plan.sync == "microbatch":
+    if plan.sync == "step":
+        for each in np.unique(rank[~runs]):
+            yield f"the queue of rank {each} has a dummy, which only sync 'microbatch' knows"
+    elif not wrong:
         yield from _wave_problems(plan)
 
 
 def _wave_problems(plan: StepPlan) -> Iterator[str]:
-    lengths = {len(queue) for queue in plan.queues}
-    if lengths != {len(plan.waves)}:
-        yield f"queues have lengths {sorted(lengths)}; expected {len(plan.waves)}, one a wave"
+    columns, waves = plan.columns, len(plan.columns.waves)
+    lengths = np.unique(np.diff(columns.queue_offsets)).tolist()
+    if lengths != [waves]:
+        yield f"queues have lengths {lengths}; expected {waves}, one a wave"
         return
-    place: dict[int, int] = {}
-    for rank, queue in enumerate(plan.queues):
-        for index, entry in enumerate(queue):
-            if entry is not None and place.setdefault(entry, index) != index:
-                yield f"microbatch {entry} is in waves {place[entry]} and (rank {rank}) {index}"
-    for index in range(len(plan.waves)):
-        if index not in place.values():
-            yield f"wave {index} runs nothing but dummies"
-    order = [place[number] for number in range(len(plan.microbatches)) if number in place]
-    if order != sorted(order):
+    runs = columns.queue != DUMMY
+    number, index = columns.queue[runs], positions(columns.queue_offsets)[runs]
+    rank = _owners(columns.queue_offsets)[runs]
+    place = np.zeros(len(columns.ticks), np.int64)
+    place[number[::-1]] = index[::-1]  # of its first rank: what is written last stays
+    for entry in np.flatnonzero(index != place[number]):
+        yield (
+            f"microbatch {number[entry]} is in waves {place[number[entry]]} and (rank "
+            f"{rank[entry]}) {index[entry]}"
+        )
+    for wave in np.flatnonzero(np.bincount(index, minlength=waves) == 0):
+        yield f"wave {wave} runs nothing but dummies"
+    if (np.diff(place) < 0).any():
         yield "the global order does not follow the waves"
 
 
-def _waves_of(plan: StepPlan) -> list[int]:
-    """The wave of each microbatch; all 0 under sync "step"."""
-    waves = [0] * len(plan.microbatches)
-    if plan.sync == "microbatch":
-        for queue in plan.queues:
-            for index, entry in enumerate(queue):
-                if entry is not None:
-                    waves[entry] = index
-    return waves
-
-
 def _time_problems(plan: StepPlan) -> Iterator[str]:
-    free = [0] * plan.ranks
-    waves = _waves_of(plan)
-    clock = 0
-    for index, wave in enumerate(plan.waves):
-        if wave.start != clock:
-            yield f"wave {index} starts at tick {wave.start}; the ones before it end at {clock}"
-        clock += wave.encoder + wave.llm
-    for number, micro in enumerate(plan.microbatches):
-        if sum(micro.parts) != micro.ticks:
-            yield f"microbatch {number}: parts add up to {sum(micro.parts)} of {micro.ticks} ticks"
-        start = max(free[rank] for rank in micro.ranks)
-        if plan.sync == "microbatch":
-            start = plan.waves[waves[number]].start
-        if micro.start != start:
-            yield f"microbatch {number} starts at tick {micro.start}; its ranks are free at {start}"
-        for rank in micro.ranks:
-            free[rank] = start + micro.ticks
-    end = clock if plan.sync == "microbatch" else max(free)
+    columns = plan.columns
+    ends = offsets_of(columns.waves[:, 1:].sum(axis=1))
+    for wave in np.flatnonzero(columns.waves[:, 0] != ends[:-1]):
+        yield (
+            f"wave {wave} starts at tick {columns.waves[wave, 0]}; the ones before it end at "
+            f"{ends[wave]}"
+        )
+    whole = columns.parts.sum(axis=1)
+    for number in np.flatnonzero(whole != columns.ticks):
+        yield (
+            f"microbatch {number}: parts add up to {whole[number]} of {columns.ticks[number]} ticks"
+        )
+    if plan.sync == "microbatch":
+        starts, end = columns.waves[plan.wave_of_microbatches(), 0], int(ends[-1])
+    else:
+        starts, end = _queue_starts(plan)
+    for number in np.flatnonzero(columns.starts != starts):
+        yield (
+            f"microbatch {number} starts at tick {columns.starts[number]}; its ranks are free at "
+            f"{starts[number]}"
+        )
     if plan.makespan != end:
         yield f"makespan is {plan.makespan} ticks; the queues end at {end}"
 
 
-def to_layout(plan: StepPlan) -> Layout:
-    """The arrays of a plan whose shapes are sound."""
-    table = plan.samples
-    n = len(table)
-    first, degree = np.zeros(n, np.int64), np.ones(n, np.int64)
-    units = np.zeros(len(table.unit_tokens), np.int64)
-    offsets, order = [0], []
-    for micro in plan.microbatches:
-        for place in micro.placements:
-            row = place.sample
-            first[row], degree[row] = place.ranks[0], len(place.ranks)
-            units[table.unit_offsets[row] : table.unit_offsets[row + 1]] = place.encoders
-            order.append(row)
-        offsets.append(len(order))
-    return Layout(
-        first=np.array([micro.ranks[0] for micro in plan.microbatches], np.int64),
-        width=np.array([len(micro.ranks) for micro in plan.microbatches], np.int64),
-        wave=np.array(_waves_of(plan), np.int64),
-        offsets=np.array(offsets, np.int64),
-        order=np.array(order, np.int64),
-        sample_first=first,
-        sample_degree=degree,
-        unit_rank=units,
-    )
+def _queue_starts(plan: StepPlan) -> tuple[IntArray, int]:
+    """When each microbatch starts, its ranks being free, and when the last one ends."""
+    columns = plan.columns
+    ranks, offsets = columns.ranks.tolist(), columns.rank_offsets.tolist()
+    free, starts = [0] * plan.ranks, []
+    for number, ticks in enumerate(columns.ticks.tolist()):
+        members = ranks[offsets[number] : offsets[number + 1]]
+        starts.append(max(free[rank] for rank in members))
+        for rank in members:
+            free[rank] = starts[-1] + ticks
+    return np.array(starts, np.int64), max(free)
 
 
 def _price_problems(plan: StepPlan, costs: Costs) -> Iterator[str]:
     if plan.costs and plan.costs != costs.name:
         yield f"it was made with costs {plan.costs!r}, not with {costs.name!r}"
         return
-    table, layout = plan.samples, to_layout(plan)
+    table, layout, columns = plan.samples, plan.layout(), plan.columns
     constants = coefficients(costs, ranks_per_node=plan.ranks_per_node)
     loads: Loads = microbatch_ticks(
         layout,
@@ -279,22 +323,23 @@ def _price_problems(plan: StepPlan, costs: Costs) -> Iterator[str]:
         np.array(table.unit_tokens, np.int64),
         constants,
     )
-    for number, micro in enumerate(plan.microbatches):
-        row = loads.parts[loads.starts[number] + loads.slowest[number]]
-        parts = (*(int(value) for value in row), constants.fixed)
-        if micro.ticks != loads.ticks[number] or tuple(micro.parts) != parts:
-            yield (
-                f"microbatch {number} takes {int(loads.ticks[number])} ticks {parts}; the plan "
-                f"says {micro.ticks} {tuple(micro.parts)}"
-            )
+    parts = np.full(columns.parts.shape, constants.fixed, np.int64)
+    parts[:, :-1] = loads.parts[loads.starts + loads.slowest]
+    differs = (loads.ticks != columns.ticks) | (parts != columns.parts).any(axis=1)
+    for number in np.flatnonzero(differs):
+        yield (
+            f"microbatch {number} takes {loads.ticks[number]} ticks "
+            f"{tuple(parts[number].tolist())}; the plan says {columns.ticks[number]} "
+            f"{tuple(columns.parts[number].tolist())}"
+        )
     if plan.sync == "microbatch":
-        for index, row in enumerate(wave_parts(layout, loads, len(plan.waves), constants)):
-            wave = plan.waves[index]
-            if (wave.encoder, wave.llm) != (int(row[0]), int(row[1])):
-                yield (
-                    f"wave {index} takes {int(row[0])} + {int(row[1])} ticks; the plan says "
-                    f"{wave.encoder} + {wave.llm}"
-                )
+        priced = wave_parts(layout, loads, len(columns.waves), constants)
+        for index in np.flatnonzero((priced != columns.waves[:, 1:]).any(axis=1)):
+            encoder, llm = columns.waves[index, 1:]
+            yield (
+                f"wave {index} takes {priced[index, 0]} + {priced[index, 1]} ticks; the plan says "
+                f"{encoder} + {llm}"
+            )
 
 
 def _value_problems(plan: StepPlan) -> Iterator[str]:

@@ -15,7 +15,9 @@ import numpy as np
 
 from dynapar.errors import PlanError
 from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
-from dynapar.plan.model import MicroBatch, Parts, Placement, StepPlan, Sync, Wave
+from dynapar.plan.columns import PlanColumns
+from dynapar.plan.model import StepPlan, Sync
+from dynapar.plan.records import MicroBatch, Parts, Placement, Wave
 from dynapar.plan.schema import Json, first_difference, form_fault
 
 VERSION = 1
@@ -261,8 +263,13 @@ def _read(values: dict[str, object]) -> StepPlan:
         capacity=number("capacity"),
         encoder_capacity=number("encoder_capacity"),
         samples=table,
-        microbatches=tuple(_read_microbatch(entry, rows) for entry in entries),
-        queues=tuple(tuple(queue) for queue in cast(list[list[int | None]], values["queues"])),
+        columns=PlanColumns.from_records(
+            microbatches=[_read_microbatch(entry, rows) for entry in entries],
+            queues=cast(list[list[int | None]], values["queues"]),
+            waves=[
+                Wave(*(_ticks(wave[key]) for key in ("start", "encoder", "llm"))) for wave in waves
+            ],
+        ),
         makespan=_ticks(values["makespan"]),
         lower_bound=_ticks(values["lower_bound"]),
         homogeneous_degree=int(cast(int, homogeneous["degree"])),
@@ -270,7 +277,4 @@ def _read(values: dict[str, object]) -> StepPlan:
         chosen="dynamic" if values["chosen"] == "dynamic" else "homogeneous",
         plan_seconds=float(cast(float, values["plan_seconds"])),
         costs=str(values["costs"]),
-        waves=tuple(
-            Wave(*(_ticks(wave[key]) for key in ("start", "encoder", "llm"))) for wave in waves
-        ),
     )

@@ -13,7 +13,8 @@ from dynapar.errors import PlanError
 from dynapar.meta import SampleTable
 from dynapar.packing.bins import place_in_microbatches
 from dynapar.packing.ticks import Layout
-from dynapar.plan import MicroBatch, Parts, Placement, StepPlan, Wave, validate
+from dynapar.plan import PlanColumns, StepPlan, validate
+from dynapar.plan.columns import offsets_of, positions, queues_in_order, queues_of_waves
 from dynapar.planner.config import PlannerConfig
 from dynapar.planner.problem import Candidate, Problem, make_problem, price
 
@@ -42,11 +43,6 @@ def to_plan(
         chosen: What `found` is.
         seconds: How long planning took.
     """
-    microbatches = _microbatches(problem, found)
-    waves, clock = [], 0
-    for encoder, llm in found.waves.tolist():
-        waves.append(Wave(start=clock, encoder=encoder, llm=llm))
-        clock += encoder + llm
     return StepPlan(
         step=problem.step,
         sync=problem.config.sync,
@@ -55,8 +51,7 @@ def to_plan(
         capacity=problem.config.capacity,
         encoder_capacity=problem.config.encoder_capacity,
         samples=problem.samples,
-        microbatches=microbatches,
-        queues=_queues(problem, found, microbatches),
+        columns=_columns(problem, found),
         makespan=found.makespan,
         lower_bound=bound,
         homogeneous_degree=homogeneous[0],
@@ -64,59 +59,43 @@ def to_plan(
         chosen=chosen,
         plan_seconds=seconds,
         costs=problem.costs.name,
-        waves=tuple(waves),
     )
 
 
-def _microbatches(problem: Problem, found: Candidate) -> tuple[MicroBatch, ...]:
+def _columns(problem: Problem, found: Candidate) -> PlanColumns:
     layout, loads = found.layout, found.loads
-    first, degree = layout.sample_first.tolist(), layout.sample_degree.tolist()
-    begins, widths = layout.first.tolist(), layout.width.tolist()
-    offsets, order = layout.offsets.tolist(), layout.order.tolist()
-    unit_offsets, unit_rank = problem.unit_offsets.tolist(), layout.unit_rank.tolist()
-    rows = loads.starts.tolist()
-    slow = loads.parts[loads.starts + loads.slowest].tolist()
-    tokens, encoded = loads.tokens.tolist(), loads.encoder_tokens.tolist()
-    ticks, starts = loads.ticks.tolist(), found.starts.tolist()
-    out = []
-    for b, (begin, width) in enumerate(zip(begins, widths, strict=True)):
-        row = rows[b]
-        out.append(
-            MicroBatch(
-                ranks=tuple(range(begin, begin + width)),
-                placements=tuple(
-                    Placement(
-                        i,
-                        tuple(range(first[i], first[i] + degree[i])),
-                        tuple(unit_rank[unit_offsets[i] : unit_offsets[i + 1]]),
-                    )
-                    for i in order[offsets[b] : offsets[b + 1]]
-                ),
-                tokens_per_rank=tuple(tokens[row : row + width]),
-                encoder_tokens_per_rank=tuple(encoded[row : row + width]),
-                ticks=ticks[b],
-                start=starts[b],
-                parts=Parts._make((*slow[b], problem.constants.fixed)),
-            )
-        )
-    return tuple(out)
-
-
-def _queues(
-    problem: Problem, found: Candidate, microbatches: tuple[MicroBatch, ...]
-) -> tuple[tuple[int | None, ...], ...]:
-    ranks = range(problem.limits.ranks)
+    rank_offsets = offsets_of(layout.width)
+    ranks = np.repeat(layout.first, layout.width) + positions(rank_offsets)
+    share_offsets = offsets_of(layout.sample_degree[layout.order])
+    share_first = np.repeat(layout.sample_first[layout.order], np.diff(share_offsets))
+    unit_offsets = offsets_of(np.diff(problem.unit_offsets)[layout.order])
+    unit_first = np.repeat(problem.unit_offsets[layout.order], np.diff(unit_offsets))
+    slowest = loads.parts[loads.starts + loads.slowest]
+    fixed = np.full((len(slowest), 1), problem.constants.fixed, np.int64)
     if problem.lockstep:
-        waves: list[list[int | None]] = [[None] * len(found.waves) for _ in ranks]
-        for number, wave in enumerate(found.layout.wave.tolist()):
-            for rank in microbatches[number].ranks:
-                waves[rank][wave] = number
-        return tuple(tuple(queue) for queue in waves)
-    queues: list[list[int | None]] = [[] for _ in ranks]
-    for number, micro in enumerate(microbatches):
-        for rank in micro.ranks:
-            queues[rank].append(number)
-    return tuple(tuple(queue) for queue in queues)
+        queue_offsets, queue = queues_of_waves(
+            rank_offsets, ranks, layout.wave, len(found.waves), problem.limits.ranks
+        )
+    else:
+        queue_offsets, queue = queues_in_order(rank_offsets, ranks, problem.limits.ranks)
+    return PlanColumns(
+        rank_offsets=rank_offsets,
+        ranks=ranks,
+        tokens=loads.tokens,
+        encoder_tokens=loads.encoder_tokens,
+        sample_offsets=layout.offsets,
+        sample_rows=layout.order,
+        share_offsets=share_offsets,
+        share_ranks=share_first + positions(share_offsets),
+        unit_offsets=unit_offsets,
+        unit_ranks=layout.unit_rank[unit_first + positions(unit_offsets)],
+        ticks=loads.ticks,
+        starts=found.starts,
+        parts=np.concatenate((slowest, fixed), axis=1),
+        queue_offsets=queue_offsets,
+        queue=queue,
+        waves=np.column_stack((offsets_of(found.waves.sum(axis=1))[:-1], found.waves)),
+    )
 
 
 def assemble(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dynapar.errors import ConfigError
 from dynapar.plan import Sync
+from dynapar.rings import Degrees, RingRules, Windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,14 @@ class PlannerConfig:
     """The homogeneous plan is taken unless the dynamic one is shorter by more than this share."""
     max_degree: int | None = None
     """Ranks of the largest ring; None for all of the cluster's."""
+    degrees: Degrees = "any"
+    """Degrees that samples may have: "any" of the cluster's, or the powers of two among them."""
+    windows: Windows = "any"
+    """Where a ring of d ranks may start: "any" rank (half node, if it spans nodes), or "aligned"
+    at multiples of d."""
+    peer_budget: int | None = 64
+    """Distinct other ranks that a rank may meet in a whole run (see `dynapar.rings`); None for
+    all."""
 
     def __post_init__(self) -> None:
         for name in ("capacity", "encoder_capacity"):
@@ -33,7 +42,17 @@ class PlannerConfig:
             )
         if not 0.0 <= self.gate < 1.0:
             raise ConfigError(f"PlannerConfig.gate is {self.gate}; expected 0 or more, below 1")
-        if self.max_degree is not None and self.max_degree < 1:
-            raise ConfigError(
-                f"PlannerConfig.max_degree is {self.max_degree}; expected 1 or more, or none"
-            )
+        try:
+            self.rings  # noqa: B018
+        except ConfigError as error:
+            raise ConfigError(f"PlannerConfig.{error}") from None
+
+    @property
+    def rings(self) -> RingRules:
+        """What it says about rings."""
+        return RingRules(
+            degrees=self.degrees,
+            windows=self.windows,
+            peer_budget=self.peer_budget,
+            max_degree=self.max_degree,
+        )

@@ -26,6 +26,7 @@ from dynapar.packing.ticks import (
     wave_parts,
 )
 from dynapar.planner.config import PlannerConfig
+from dynapar.rings import allowed_degrees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +77,15 @@ def make_problem(
         PlanError: A sample is longer than all ranks that may share it hold, or an encoder unit is
             larger than a rank may encode; the message names it.
     """
-    degrees = cluster.degrees(config.max_degree)
+    degrees = allowed_degrees(cluster, config.rings)
     constants = coefficients(costs, ranks_per_node=cluster.ranks_per_node)
     limits = Limits(
         ranks=cluster.ranks,
         node=cluster.ranks_per_node,
         grain=cluster.half_node,
+        degrees=np.array(degrees, np.int64),
         largest=degrees[-1],
+        aligned=config.windows == "aligned",
         capacity=config.capacity,
         encoder_capacity=config.encoder_capacity,
     )

@@ -105,14 +105,13 @@ class StepExecutor:
         """
         return tuple(
             lay_out(
-                plan.microbatches[index],
+                microbatch,
                 samples,
                 rank=self.rank,
                 windows=self.adapter.windows,
                 bands=self.adapter.bands,
             )
-            for index in plan.queues[self.rank]
-            if index is not None
+            for microbatch in plan.of_rank(self.rank)
         )
 
     def run(self, queue: tuple[ShardLayout, ...], *, targets: int) -> StepResult:

@@ -14,10 +14,7 @@ import numpy.typing as npt
 from dynapar.costs import TICKS_PER_SECOND, Costs, coefficients
 from dynapar.packing.ticks import Coefficients, IntArray, Layout, Loads, microbatch_ticks
 from dynapar.plan import StepPlan, Sync
-from dynapar.plan.check import to_layout
-
-DUMMY = -1
-"""In a queue: the rank runs no sample in this wave."""
+from dynapar.plan.columns import DUMMY as DUMMY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,7 @@ def from_plan(plan: StepPlan, costs: Costs) -> Schedule:
         costs: What work costs; as a rule those that the plan was made with.
     """
     constants = coefficients(costs, ranks_per_node=plan.ranks_per_node)
-    layout, table = to_layout(plan), plan.samples
+    layout, table = plan.layout(), plan.samples
     loads = microbatch_ticks(
         layout,
         np.array(table.llm_tokens, np.int64),
@@ -69,15 +66,14 @@ def from_plan(plan: StepPlan, costs: Costs) -> Schedule:
         np.array(table.unit_tokens, np.int64),
         constants,
     )
-    entries = [DUMMY if e is None else e for queue in plan.queues for e in queue]
     tokens = int(table.llm_tokens.sum())
     return Schedule(
         sync=plan.sync,
         layout=layout,
         loads=loads,
         constants=constants,
-        queue_offsets=np.cumsum([0, *map(len, plan.queues)], dtype=np.int64),
-        queue=np.array(entries, np.int64),
+        queue_offsets=plan.columns.queue_offsets,
+        queue=plan.columns.queue,
         closing=closing_ticks(costs, plan.sync),
         tokens=tokens,
         computed_tokens=tokens,

@@ -57,10 +57,7 @@ class StepRecord:
     @property
     def degrees(self) -> dict[int, int]:
         """Samples by degree, ascending."""
-        found = Counter(
-            len(place.ranks) for micro in self.plan.microbatches for place in micro.placements
-        )
-        return dict(sorted(found.items()))
+        return dict(sorted(Counter(self.plan.columns.degrees.tolist()).items()))
 
     @property
     def gap(self) -> float:
@@ -105,7 +102,7 @@ class StepRecord:
             "plan_digest": plan_digest(plan),
             "costs": {"name": self.costs.name, "measured": self.costs.measured},
             "queues": [list(queue) for queue in plan.queues],
-            "microbatch_seconds": [micro.ticks / TICKS_PER_SECOND for micro in plan.microbatches],
+            "microbatch_seconds": (plan.columns.ticks / TICKS_PER_SECOND).tolist(),
             "ranks": [asdict(times) for times in self.ranks],
             "ids": list(plan.samples.ids),
         }

@@ -93,9 +93,8 @@ class Batches:
 
 
 def _placements(plan: StepPlan, rank: int) -> Iterator[Placement]:
-    for number in plan.queues[rank]:
-        if number is not None:
-            yield from plan.microbatches[number].placements
+    for microbatch in plan.of_rank(rank):
+        yield from microbatch.placements
 
 
 def modalities(table: SampleTable) -> dict[str, int]:
