@@ -34,18 +34,52 @@ that, and H >= ceil(LLM work / (L - f - h)).
 **Waves.** In each wave the LLM part is at least m = max(f + h, llm_floor), since each wave runs
 at least one sample, and every rank has f + h in it: paid, or to spare. V >= the least number of
 waves that holds all tokens and all encoder tokens, and all conditions only tighten with more waves.
-Encoder parts last, together, at least `apart` = max(encoder work / R, encoder_floor * the waves
-that all encoder tokens need, the dearest unit). So LLM work + R * V * (f + h) <= R * (L - apart),
-and V * m <= L - apart.
+Encoder parts last, together, at least `apart` = max(encoder_floor * the waves that all encoder
+tokens need, `whole_units`). So LLM work + R * V * (f + h) <= R * (L - apart), and V * m <= L -
+apart.
 
-Every condition that holds at L holds above it: bisection finds the least L at which all do.
+**Whole units.** The encoder parts of all waves last at least as long as what any one rank encodes
+in the step, since each lasts as long as its slowest rank. Some rank encodes at least the mean, and
+what it encodes is a sum of whole units: where units have at most `SIZES` times, the least such sum
+that reaches the mean bounds it. And of the k * R + 1 dearest units some rank encodes k + 1, which
+last at least as long as the k + 1 cheapest of these, for every k.
+
+**Search.** Every condition that holds at L holds above it: bisection finds the least L at which
+all do. A sample that fits one rank at the first L that is looked at, where nothing holds yet, does
+so at all others: only the other samples are looked at again. And once the conditions hold at some
+L, no sample's d0 is smaller below it than it is there.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from ._jit import kernel
 from .moldable import Jobs, Limits
-from .ticks import Coefficients, latency_ticks, sample_ticks
+from .ticks import Coefficients, IntArray, latency_ticks, sample_ticks, unit_columns
+
+SIZES = 3
+"""Distinct times of encoder units up to which their sums are counted."""
+SUMS = 4096
+"""Sums that are looked at, at most."""
+
+
+class _Step(NamedTuple):
+    """What the conditions need to know of all samples together."""
+
+    tokens: int
+    encoder: int
+    """Encoder ticks."""
+    size: int
+    """Encoder tokens."""
+    unit: int
+    """Ticks of the dearest unit."""
+    apart: int
+    """Least time of the encoder parts of all waves."""
+    waves: int
+    """Fewest waves."""
 
 
 @kernel
@@ -57,112 +91,223 @@ def _loss(tokens: int, degree: int, limits: Limits, costs: Coefficients) -> int:
 
 
 @kernel
-def _llm_work(room: int, jobs: Jobs, limits: Limits, costs: Coefficients) -> int:
-    """Least rank-ticks of all samples' LLM work within `room`; -1 where a sample cannot."""
-    base = costs.fixed + costs.linear_rank
-    total = 0
-    for i in range(jobs.tokens.shape[0]):
-        tokens = jobs.tokens[i]
-        found = False
-        for degree in limits.degrees:
-            if (tokens + degree - 1) // degree <= limits.capacity:
-                linear, attention, exchange = sample_ticks(tokens, degree, costs)
-                ticks = linear + attention + exchange
-                latency = latency_ticks(degree, costs)
-                if base + latency + ticks <= room:
-                    found = True
-                    break
-        if not found:
-            return -1
-        work = max(0, degree * ticks - _loss(tokens, degree, limits, costs))
-        total += work
-        if latency > 0:
-            total += work * latency // max(1, room - base - latency)
-    return total
-
-
-@kernel
 def _ceil(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
 @kernel
-def _step_holds(
-    span: int, tokens: int, encoder: int, size: int, unit: int, jobs: Jobs, limits: Limits,
+def _work(tokens: int, degree: int, room: int, limits: Limits, costs: Coefficients) -> int:
+    """Least rank-ticks of a sample's LLM work at this degree; -1: it does not end in `room`."""
+    if _ceil(tokens, degree) > limits.capacity:
+        return -1
+    linear, attention, exchange = sample_ticks(tokens, degree, costs)
+    ticks = linear + attention + exchange
+    latency = latency_ticks(degree, costs)
+    left = room - costs.fixed - costs.linear_rank - latency
+    if ticks > left:
+        return -1
+    work = max(0, degree * ticks - _loss(tokens, degree, limits, costs))
+    return work + work * latency // max(1, left)
+
+
+@kernel
+def _first_work(
+    tokens: int, place: int, room: int, limits: Limits, costs: Coefficients
+) -> tuple[int, int]:
+    """The first degree from `limits.degrees[place]` on that ends within `room`, and its work.
+
+    Returns:
+        Its place in `limits.degrees`, -1 where none does, and the work.
+    """
+    for k in range(place, limits.degrees.shape[0]):
+        work = _work(tokens, limits.degrees[k], room, limits, costs)
+        if work >= 0:
+            return k, work
+    return -1, 0
+
+
+@kernel
+def _llm_work(
+    room: int,
+    samples: IntArray,
+    start: IntArray,
+    found: IntArray,
+    jobs: Jobs,
+    limits: Limits,
     costs: Coefficients,
-) -> bool:  # fmt: skip
-    """Whether the necessary conditions hold at a makespan of `span`, ranks meeting once."""
+) -> int:
+    """Least rank-ticks of these samples' LLM work within `room`; -1 where a sample cannot.
+
+    `start` is the place of a degree below which none of them can; `found` receives their places.
+    """
+    total = 0
+    for q in range(samples.shape[0]):
+        found[q], work = _first_work(jobs.tokens[samples[q]], start[q], room, limits, costs)
+        if found[q] < 0:
+            return -1
+        total += work
+    return total
+
+
+@kernel
+def _room(lockstep: bool, span: int, step: _Step, costs: Coefficients) -> int:
+    """The longest that a microbatch's LLM part may take within a makespan of `span`."""
+    if not lockstep:
+        return span
+    least = max(costs.fixed + costs.linear_rank, costs.llm_floor)
+    return span - step.apart - (step.waves - 1) * least
+
+
+@kernel
+def _holds(
+    lockstep: bool, span: int, work: int, step: _Step, limits: Limits, costs: Coefficients
+) -> bool:
+    """Whether the necessary conditions hold at a makespan of `span` with this LLM work."""
     base = costs.fixed + costs.linear_rank
-    if span < costs.fixed + unit:
+    if lockstep:
+        left = span - step.apart
+        least = max(base, costs.llm_floor)
+        paid = limits.ranks * step.waves * base
+        return left >= step.waves * least and work + paid <= limits.ranks * left
+    if span < costs.fixed + step.unit:
         return False
-    work = _llm_work(span, jobs, limits, costs)
-    if work < 0:
-        return False
-    filled = _ceil(tokens, limits.capacity)
-    pairs = max(limits.ranks, filled, _ceil(size, limits.encoder_capacity))
+    filled = _ceil(step.tokens, limits.capacity)
+    pairs = max(limits.ranks, filled, _ceil(step.size, limits.encoder_capacity))
     holding = max(filled, _ceil(work, max(1, span - base)))
-    if size == 0:
+    if step.size == 0:
         holding = max(limits.ranks, filled)
     paid = costs.fixed * pairs + costs.linear_rank * holding
-    return bool(work + encoder + paid <= limits.ranks * span)
+    return bool(work + step.encoder + paid <= limits.ranks * span)
 
 
 @kernel
-def _waves_hold(
-    span: int, tokens: int, encoder: int, size: int, unit: int, jobs: Jobs, limits: Limits,
-    costs: Coefficients,
-) -> bool:  # fmt: skip
-    """The same with waves; `span` as a whole, encoder parts included."""
-    base = costs.fixed + costs.linear_rank
+def _reachable(mean: int, sizes: IntArray) -> int:
+    """The least sum of whole sizes, each any number of times, that is at least `mean`."""
+    best = _ceil(mean, sizes[0]) * sizes[0]
+    if sizes.shape[0] == 1:
+        return best
+    second = sizes[1]
+    third = sizes[2] if sizes.shape[0] > 2 else mean + 1
+    for a in range(mean // third + 1):
+        for b in range((mean - a * third) // second + 1):
+            rest = a * third + b * second
+            best = min(best, rest + _ceil(mean - rest, sizes[0]) * sizes[0])
+        best = min(best, a * third + _ceil(mean - a * third, second) * second)
+    if third <= mean:
+        best = min(best, _ceil(mean, third) * third)
+    return int(best)
+
+
+@kernel
+def whole_units(ticks: IntArray, ranks: int) -> int:
+    """A time that the rank with the most encoder work cannot beat (**Whole units** above).
+
+    Args:
+        ticks: (units,) of each encoder unit.
+        ranks: Ranks that share them, 1 or more.
+    """
+    if ticks.shape[0] == 0:
+        return 0
+    mean = _ceil(ticks.sum(), ranks)
+    sizes = np.empty(SIZES, np.int64)
+    kinds = 0
+    for t in ticks:
+        known = t == 0
+        for s in range(min(kinds, SIZES)):
+            known = known or sizes[s] == t
+        if not known:
+            if kinds < SIZES:
+                sizes[kinds] = t
+            kinds += 1
+            if kinds > SIZES:
+                break
+    if kinds == 0:
+        return 0
+    if kinds <= SIZES:
+        own = -np.sort(-sizes[:kinds])
+        sums = 1
+        for s in range(1, kinds):
+            sums *= mean // own[s] + 1
+        if sums <= SUMS:
+            return max(_reachable(mean, own), int(own[0]))
+    dearest = -np.sort(-ticks)
+    best = max(mean, int(dearest[0]))
+    for k in range(1, (dearest.shape[0] - 1) // ranks + 1):
+        best = max(best, int(dearest[k * ranks - k : k * ranks + 1].sum()))
+    return best
+
+
+@kernel
+def _sum_up(
+    lockstep: bool, jobs: Jobs, unit_tokens: IntArray, limits: Limits, costs: Coefficients
+) -> _Step:
+    tokens, encoder, size = jobs.tokens.sum(), jobs.encoder_ticks.sum(), jobs.encoder_tokens.sum()
+    unit = jobs.unit_ticks.max()
     encoding = _ceil(size, limits.ranks * limits.encoder_capacity)
     waves = max(1, _ceil(tokens, limits.ranks * limits.capacity), encoding)
-    apart = max(_ceil(encoder, limits.ranks), costs.encoder_floor * encoding, unit)
-    least = max(base, costs.llm_floor)
-    span -= apart
-    if span < waves * least:
-        return False
-    work = _llm_work(span - (waves - 1) * least, jobs, limits, costs)
-    return bool(work >= 0 and work + limits.ranks * waves * base <= limits.ranks * span)
+    apart = costs.encoder_floor * encoding
+    if lockstep:
+        apart = max(apart, whole_units(unit_columns(unit_tokens, costs), limits.ranks))
+    return _Step(tokens, encoder, size, unit, apart, waves)
 
 
 @kernel
-def lower_bound(lockstep: bool, jobs: Jobs, limits: Limits, costs: Coefficients) -> int:
+def lower_bound(
+    lockstep: bool, jobs: Jobs, unit_tokens: IntArray, limits: Limits, costs: Coefficients
+) -> int:
     """The least makespan at which the necessary conditions of the module's text hold.
 
     Args:
         lockstep: Whether ranks meet in waves.
         jobs: All samples; each must fit at some degree.
+        unit_tokens: (units,) encoder tokens of all encoder units.
         limits: Cluster and capacities.
         costs: The coefficients.
 
     Returns:
         Ticks; 0 without samples.
     """
-    if jobs.tokens.shape[0] == 0:
+    n = jobs.tokens.shape[0]
+    if n == 0:
         return 0
-    tokens, encoder, size, unit = 0, 0, 0, 0
-    for i in range(jobs.tokens.shape[0]):
-        tokens += jobs.tokens[i]
-        encoder += jobs.encoder_ticks[i]
-        size += jobs.encoder_tokens[i]
-        unit = max(unit, jobs.unit_ticks[i])
-    low, high = 0, 1 << 16
-    while True:
-        if lockstep:
-            holds = _waves_hold(high, tokens, encoder, size, unit, jobs, limits, costs)
+    step = _sum_up(lockstep, jobs, unit_tokens, limits, costs)
+    least = np.empty(n, np.int64)
+    free = 0
+    for i in range(n):
+        least[i], work = _first_work(jobs.tokens[i], 0, 1 << 50, limits, costs)
+        free += work
+    low = max(0, free // limits.ranks + (step.apart if lockstep else 0))
+    while low > 0 and _holds(lockstep, low, free, step, limits, costs):
+        low -= low // 8 + 1
+    room = _room(lockstep, low, step, costs)
+    rest, start = np.empty(n, np.int64), np.empty(n, np.int64)
+    others, still = 0, 0
+    for i in range(n):
+        work = _work(jobs.tokens[i], 1, room, limits, costs)
+        if work >= 0:
+            still += work
         else:
-            holds = _step_holds(high, tokens, encoder, size, unit, jobs, limits, costs)
-        if holds:
-            break
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if lockstep:
-            holds = _waves_hold(middle, tokens, encoder, size, unit, jobs, limits, costs)
+            rest[others], start[others] = i, least[i]
+            others += 1
+    return _bisect(lockstep, low, still, rest[:others], start[:others], step, jobs, limits, costs)
+
+
+@kernel
+def _bisect(
+    lockstep: bool, low: int, still: int, rest: IntArray, start: IntArray, step: _Step, jobs: Jobs,
+    limits: Limits, costs: Coefficients,
+) -> int:  # fmt: skip
+    """The least makespan above `low` that holds; `still` is the work of samples not in `rest`."""
+    found = np.empty(rest.shape[0], np.int64)
+    stride, high = low // 16 + 1024, 0
+    while high == 0 or high - low > 1:
+        span = (low + high) // 2 if high > 0 else low + stride
+        room = _room(lockstep, span, step, costs)
+        work = _llm_work(room, rest, start, found, jobs, limits, costs)
+        if work >= 0 and _holds(lockstep, span, still + work, step, limits, costs):
+            high = span
+            start[:] = found
         else:
-            holds = _step_holds(middle, tokens, encoder, size, unit, jobs, limits, costs)
-        if holds:
-            high = middle
-        else:
-            low = middle
+            low = span
+            stride *= 2
     return high

@@ -53,7 +53,9 @@ class Problem:
 
     def bound(self) -> int:
         """The proven lower bound of the makespan, in ticks."""
-        return int(lower_bound(self.lockstep, self.jobs, self.limits, self.constants))
+        return int(
+            lower_bound(self.lockstep, self.jobs, self.unit_tokens, self.limits, self.constants)
+        )
 
 
 class Candidate(NamedTuple):
