@@ -266,7 +266,7 @@ def plan_command(
     if json:
         show_json({"costs": used.name, "measured": used.measured, "steps": rows})
     else:
-        show_table(f"{source} on {cluster}", rows)
+        show_table(f"{source} on {cluster}", [_for_people(row) for row in rows])
         print(f"Times by {_origin(used)}.")
         if out is not None:
             print(f"Plans written to {out}; check them with: dynapar plan --check {out}")
@@ -318,10 +318,19 @@ def summary(plan: StepPlan) -> dict[str, Cell]:
         "degrees": _ranges(plan.degrees),
         "makespan s": round(plan.makespan / 1e6, 6),
         "gap %": round(100 * plan.gap, 3),
+        "optimal": plan.optimal,
         "homogeneous s": round(plan.homogeneous_makespan / 1e6, 6),
         "at degree": plan.homogeneous_degree,
         "chosen": plan.chosen,
         "plan ms": round(1e3 * plan.plan_seconds, 1),
+    }
+
+
+def _for_people(row: dict[str, Cell]) -> dict[str, Cell]:
+    """A row without what a table shows otherwise: a proven plan's gap says nothing."""
+    gap = "optimal" if row["optimal"] else row["gap %"]
+    return {
+        name: gap if name == "gap %" else cell for name, cell in row.items() if name != "optimal"
     }
 
 

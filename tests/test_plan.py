@@ -62,7 +62,7 @@ def test_json_form_is_that_of_the_design() -> None:
     assert list(values) == [
         "version", "step", "sync", "ranks", "ranks_per_node", "capacity", "encoder_capacity",
         "costs", "samples", "microbatches", "queues", "makespan", "lower_bound", "gap",
-        "homogeneous", "chosen", "digest", "plan_seconds",
+        "optimal", "homogeneous", "chosen", "digest", "plan_seconds",
     ]  # fmt: skip
     first = values["microbatches"][0]
     assert first["samples"][1] == {"id": "s1", "ranks": [1], "encoders": [1]}
@@ -84,7 +84,12 @@ def test_waves_are_part_of_the_json_form() -> None:
 def test_digest_covers_all_but_the_time_that_planning_took() -> None:
     made = plan()
     assert plan_digest(dataclasses.replace(made, plan_seconds=9.0)) == plan_digest(made)
-    for change in ({"step": 8}, {"makespan": made.makespan + 1}, {"costs": "others"}):
+    for change in (
+        {"step": 8},
+        {"makespan": made.makespan + 1},
+        {"costs": "others"},
+        {"optimal": True},
+    ):
         assert plan_digest(dataclasses.replace(made, **change)) != plan_digest(made)
 
 
@@ -344,6 +349,8 @@ def test_all_faults_are_named_at_once() -> None:
         ({"chosen": "me"}, r"chosen is 'me'; expected one of dynamic, homogeneous"),
         ({"homogeneous": []}, r"homogeneous is a list; expected an object"),
         ({"digest": 5}, r"digest is 5; expected a string"),
+        ({"optimal": 1}, r"optimal is 1; expected a boolean"),
+        ({"lower_bound": 1e10}, r"a time of 10000000000.0 seconds; expected at most 9007199254"),
         ({"microbatches": [{"id": 4}]}, r"microbatches\[0\].ranks is missing"),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from dynapar.cluster import Cluster
 from dynapar.costs import load_costs
 from dynapar.errors import CheckFailedError, ConfigError, PlanError, SourceError
+from dynapar.plan import plan_digest
 from dynapar.plan_command import (
     PlanRequest,
     check_command,
@@ -69,6 +71,22 @@ def test_json_says_which_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [row["step"] for row in printed["steps"]] == [0, 1]
 
 
+def test_a_proven_plan_shows_no_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = request(metadata(tmp_path / "m.jsonl"), steps=2)
+    proven, open_ = plan_steps(source)
+    plans = [replace(proven, optimal=True), replace(open_, optimal=False)]
+    monkeypatch.setattr("dynapar.plan_command.plan_steps", lambda request: plans)
+    run(source.source, steps=2)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("\u2502")]
+    assert ["optimal" in row for row in rows] == [True, False]
+    run(source.source, steps=2, json=True)
+    printed = json.loads(capsys.readouterr().out)["steps"]
+    assert [row["optimal"] for row in printed] == [True, False]
+    assert printed[0]["gap %"] == round(100 * proven.gap, 3)
+
+
 def test_an_epoch_holds_each_sample_once(tmp_path: Path) -> None:
     source = metadata(tmp_path / "m.jsonl", 8)
     for shuffle in (False, True):
@@ -118,11 +136,11 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 def edited(path: Path, line: int, **fields: object) -> None:
     """Change a plan on file, as a careless tool would; the digest is made to fit."""
-    from dynapar.plan.form import _body, _digest, _read
+    from dynapar.plan.form import _read
 
     lines = path.read_text().splitlines()
     values = {**json.loads(lines[line]), **fields}
-    values["digest"] = _digest(_body(_read(values)))
+    values["digest"] = plan_digest(_read(values))
     lines[line] = json.dumps(values)
     path.write_text("\n".join(lines) + "\n")
 

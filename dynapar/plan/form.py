@@ -1,7 +1,8 @@
 """The JSON form of a plan, one step a line, and its digest.
 
 Times are seconds from the step's start; they are whole microseconds, so reading a plan back gives
-the same ticks. The digest covers everything but itself and `plan_seconds`.
+the same ticks. The digest covers everything but itself and `plan_seconds`; it is taken of the
+columns, so that ranks need no records to compare plans.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import cast
 
 import numpy as np
@@ -18,7 +20,7 @@ from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
 from dynapar.plan.columns import PlanColumns
 from dynapar.plan.model import StepPlan, Sync
 from dynapar.plan.records import MicroBatch, Parts, Placement, Wave
-from dynapar.plan.schema import Json, first_difference, form_fault
+from dynapar.plan.schema import MOST, Json, first_difference, form_fault
 
 VERSION = 1
 TICKS_PER_SECOND = 1_000_000
@@ -93,9 +95,9 @@ def _microbatch(number: int, micro: MicroBatch, table: SampleTable) -> Json:
     }
 
 
-def _body(plan: StepPlan) -> dict[str, Json]:
-    """Everything that the digest covers."""
-    body: dict[str, Json] = {
+def _head(plan: StepPlan) -> dict[str, Json]:
+    """What a plan says of the whole step."""
+    return {
         "version": VERSION,
         "step": plan.step,
         "sync": plan.sync,
@@ -104,20 +106,35 @@ def _body(plan: StepPlan) -> dict[str, Json]:
         "capacity": plan.capacity,
         "encoder_capacity": plan.encoder_capacity,
         "costs": plan.costs,
+    }
+
+
+def _tail(plan: StepPlan) -> dict[str, Json]:
+    """How good the plan is."""
+    return {
+        "makespan": _seconds(plan.makespan),
+        "lower_bound": _seconds(plan.lower_bound),
+        "gap": plan.gap,
+        "optimal": plan.optimal,
+        "homogeneous": {
+            "degree": plan.homogeneous_degree,
+            "makespan": _seconds(plan.homogeneous_makespan),
+        },
+        "chosen": plan.chosen,
+    }
+
+
+def _body(plan: StepPlan) -> dict[str, Json]:
+    """Everything that the digest covers."""
+    body: dict[str, Json] = {
+        **_head(plan),
         "samples": list(_samples(plan.samples)),
         "microbatches": [
             _microbatch(number, micro, plan.samples)
             for number, micro in enumerate(plan.microbatches)
         ],
         "queues": [list(queue) for queue in plan.queues],
-        "makespan": _seconds(plan.makespan),
-        "lower_bound": _seconds(plan.lower_bound),
-        "gap": plan.gap,
-        "homogeneous": {
-            "degree": plan.homogeneous_degree,
-            "makespan": _seconds(plan.homogeneous_makespan),
-        },
-        "chosen": plan.chosen,
+        **_tail(plan),
     }
     if plan.sync == "microbatch":
         body["waves"] = [
@@ -132,20 +149,31 @@ def _body(plan: StepPlan) -> dict[str, Json]:
     return body
 
 
-def _digest(body: Mapping[str, Json]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def plan_digest(plan: StepPlan) -> str:
-    """SHA-256, in hex, of all that ranks must agree on."""
-    return _digest(_body(plan))
+    """SHA-256, in hex, of all that ranks must agree on: equal for equal plans, on any machine.
+
+    Of a JSON line of the values of the whole step, and of each column of the samples and of the
+    plan: its name, its shape, its entries as little-endian int64.
+    """
+    digest = hashlib.sha256(_text({**_head(plan), **_tail(plan)}))
+    for part in (plan.samples, plan.columns):
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, np.ndarray):
+                digest.update(_text([field.name, *value.shape]))
+                digest.update(np.ascontiguousarray(value, "<i8").tobytes())
+            else:
+                digest.update(_text([field.name, value]))
+    return digest.hexdigest()
+
+
+def _text(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 def plan_to_json(plan: StepPlan) -> dict[str, Json]:
     """The JSON form of a plan, ready for `json.dumps`."""
-    body = _body(plan)
-    return {**body, "digest": _digest(body), "plan_seconds": plan.plan_seconds}
+    return {**_body(plan), "digest": plan_digest(plan), "plan_seconds": plan.plan_seconds}
 
 
 def plan_from_json(values: Mapping[str, Json]) -> StepPlan:
@@ -177,7 +205,7 @@ def plan_from_json(values: Mapping[str, Json]) -> StepPlan:
             f"step {plan.step}: {fault} by the rest of the plan; the line was changed after it was "
             f"written: plan again"
         )
-    digest = _digest(body)
+    digest = plan_digest(plan)
     if values["digest"] != digest:
         raise PlanError(
             f"step {plan.step}: the plan's digest is {str(values['digest'])[:12]}, its "
@@ -187,7 +215,13 @@ def plan_from_json(values: Mapping[str, Json]) -> StepPlan:
 
 
 def _ticks(value: object) -> int:
-    return round(float(cast(float, value)) * TICKS_PER_SECOND)
+    ticks = round(float(cast(float, value)) * TICKS_PER_SECOND)
+    if abs(ticks) > MOST:
+        raise PlanFormError(
+            f"the plan has a time of {value} seconds; expected at most {MOST / TICKS_PER_SECOND}, "
+            f"which is exact in microseconds: plan again"
+        )
+    return ticks
 
 
 def _table(rows: list[dict[str, object]]) -> SampleTable:
@@ -277,4 +311,5 @@ def _read(values: dict[str, object]) -> StepPlan:
         chosen="dynamic" if values["chosen"] == "dynamic" else "homogeneous",
         plan_seconds=float(cast(float, values["plan_seconds"])),
         costs=str(values["costs"]),
+        optimal=values["optimal"] is True,
     )

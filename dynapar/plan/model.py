@@ -59,6 +59,8 @@ class StepPlan:
     """Wall-clock time that planning took; not part of the digest."""
     costs: str = ""
     """Name of the costs that the times were predicted with."""
+    optimal: bool = False
+    """Whether the makespan is proven to be the least under these costs."""
     _made: _Made = field(default_factory=_Made, init=False, repr=False)
 
     def __eq__(self, other: object) -> bool:

@@ -42,13 +42,14 @@ _STEP: dict[str, Schema] = {
     "makespan": "number",
     "lower_bound": "number",
     "gap": "number",
+    "optimal": "boolean",
     "homogeneous": {"degree": "integer", "makespan": "number"},
     "chosen": frozenset({"dynamic", "homogeneous"}),
     "digest": "string",
     "plan_seconds": "number",
 }
 _WAVES: Schema = [dict.fromkeys(("start", "seconds", "encoder", "llm"), "number")]
-_MOST = 1 << 53
+MOST = 1 << 53
 """Beyond it numbers are not exact in every reader of JSON; NaN is never within."""
 
 
@@ -126,12 +127,14 @@ def _is_kind(value: object, kind: str) -> bool:
         return isinstance(value, Mapping)
     if kind == "string":
         return isinstance(value, str)
+    if kind == "boolean":
+        return isinstance(value, bool)
     if value is None:
         return kind == "integer or null"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     whole = isinstance(value, int) or kind == "number"
-    return whole and abs(value) <= _MOST
+    return whole and abs(value) <= MOST
 
 
 def _shown(value: object) -> str:

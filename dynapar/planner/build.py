@@ -32,6 +32,7 @@ def to_plan(
     homogeneous: tuple[int, int],
     chosen: Literal["dynamic", "homogeneous"],
     seconds: float,
+    optimal: bool = False,
 ) -> StepPlan:
     """Write a priced layout down as a plan.
 
@@ -42,6 +43,7 @@ def to_plan(
         homogeneous: The best single degree and its makespan; (0, 0) when there is none.
         chosen: What `found` is.
         seconds: How long planning took.
+        optimal: Whether the makespan is proven to be the least; a makespan at the bound is.
     """
     return StepPlan(
         step=problem.step,
@@ -59,6 +61,7 @@ def to_plan(
         chosen=chosen,
         plan_seconds=seconds,
         costs=problem.costs.name,
+        optimal=optimal or found.makespan <= bound,
     )
 
 
