@@ -103,10 +103,14 @@ def load_model_shape(name_or_folder: str) -> ModelShape:
     if name not in PRESETS:
         raise ModelError(
             f"no model {name_or_folder!r}: no such folder, and no preset of that name"
-            f"{_nearest(name, PRESETS)} Give a model folder or one of {len(PRESETS)} presets, such "
-            f"as {', '.join(difflib.get_close_matches(name, PRESETS, n=4, cutoff=0.0))}."
+            f"{_nearest(name, PRESETS)} Give a model folder or {_some_presets(name)}."
         )
     return PRESETS[name](name)
+
+
+def _some_presets(name: str) -> str:
+    near = difflib.get_close_matches(name, PRESETS, n=4, cutoff=0.0)
+    return f"one of {len(PRESETS)} presets, such as {', '.join(near)}"
 
 
 def shape_of_config(
@@ -128,14 +132,14 @@ def shape_of_config(
         like: A preset whose processors stand in for those that are not given.
 
     Raises:
-        ModelError: The family is not known, a value is missing, or no processor is given for a
-            model with media.
+        ModelError: The family is not known, a value is missing, no processor is given for a
+            model with media, or `like` is no preset.
     """
     values = config.to_dict()
     root = Section(place=f"{type(config).__name__}", values=values)
     reader = _reader(root)
     name = str(values.get("_name_or_path") or values.get("model_type"))
-    released = RELEASED[preset_name(like)] if like is not None else Preset({})
+    released = _like(like) if like is not None else Preset({})
     media = values.get("model_type") not in TEXT_TYPES
     if media and image_processor is None and like is None:
         raise ModelError(
@@ -159,6 +163,16 @@ def shape_of_config(
         audio=section("feature_extractor", feature_extractor, released.image),
     )
     return reader(files, name)
+
+
+def _like(name: str) -> Preset:
+    known = preset_name(name)
+    if known not in RELEASED:
+        raise ModelError(
+            f"like is {name!r}, which is no preset{_nearest(known, RELEASED)} Give "
+            f"{_some_presets(known)}."
+        )
+    return RELEASED[known]
 
 
 def preset_name(name: str) -> str:

@@ -176,3 +176,12 @@ def test_what_a_folder_lacks_is_named_with_file_and_field(
 def test_a_configuration_with_media_needs_a_processor() -> None:
     with pytest.raises(ModelError, match="no image_processor is given"):
         shape_of_config(Given(**RELEASED["qwen2.5-vl-7b"].config))
+
+
+def test_an_unknown_preset_to_be_like_is_named_with_near_ones() -> None:
+    said = (
+        r"^like is 'qwen2\.5-vl-8b', which is no preset; did you mean 'qwen2\.5-vl-.*Give one of "
+        rf"{len(RELEASED)} presets, such as .*qwen2\.5-vl-7b"
+    )
+    with pytest.raises(ModelError, match=said):
+        shape_of_config(Given(**RELEASED["qwen2.5-vl-7b"].config), like="qwen2.5-vl-8b")
