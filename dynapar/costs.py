@@ -117,13 +117,16 @@ class Costs:
     encoder: EncoderCosts = EncoderCosts()
     sharded: ShardedCosts = ShardedCosts()
     step: StepCosts = StepCosts()
+    audio: EncoderCosts | None = None
+    """Of audio clips; None: as `encoder`. `dynapar inspect` prices clips by it. Plans know a unit's
+    tokens and not its kind, and price every unit by `encoder`."""
     contention_prior: float = 1.0
     """Factor by which overlapped communication slows compute; not part of any prediction yet."""
 
     def __post_init__(self) -> None:
         for section in _SECTIONS:
-            values = asdict(getattr(self, section))
-            for key, value in values.items():
+            given = getattr(self, section)
+            for key, value in (asdict(given) if given is not None else {}).items():
                 rate = key == "flops" or key.startswith("bytes_per_s") or key == "layers"
                 least = 1e-300 if rate and not (section != "exchange" and key == "layers") else 0
                 if not least <= value < float("inf"):
@@ -146,6 +149,7 @@ _SECTIONS: dict[str, type] = {
     "attention": AttentionCosts,
     "exchange": ExchangeCosts,
     "encoder": EncoderCosts,
+    "audio": EncoderCosts,
     "fixed": FixedCosts,
     "sharded": ShardedCosts,
     "step": StepCosts,
@@ -205,7 +209,8 @@ def costs_from_json(values: Json, *, where: str = "costs") -> Costs:
 
 def costs_to_json(costs: Costs) -> dict[str, Json]:
     """The content of a cost file; `costs_from_json` reads it back."""
-    return {"version": VERSION, "unit": "seconds, bytes, tokens", **asdict(costs)}
+    values = {key: value for key, value in asdict(costs).items() if value is not None}
+    return {"version": VERSION, "unit": "seconds, bytes, tokens", **values}
 
 
 def load_costs(path: str | Path | None) -> Costs:

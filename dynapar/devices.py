@@ -5,9 +5,10 @@ out near the shipped reference; nothing here is measured, and the costs say so. 
 cost file cannot express is counted from above or left out:
 
 - windowed layers count as linear work over their whole window, which is too much for samples
-  shorter than the window;
-- every encoder unit is priced by the vision encoder, also an audio clip's;
-- scores of cross-attention layers (Llama 3.2 Vision) are left out, their matrices are counted;
+  shorter than the window; so do those of audio encoders, over windows that are full;
+- layers of cross-attention (Llama 3.2 Vision) count as linear work, over the keys of one image for
+  every token: too much for samples without images, too little for those with several. The matrices
+  that make the keys count with the encoder, whose tokens they are;
 - the output layer is left out, as in all costs: it runs for targets alone.
 """
 
@@ -30,8 +31,8 @@ from dynapar.costs import (
     load_costs,
 )
 from dynapar.errors import CostsError
-from dynapar.flops import linear_parameters, sample_work
-from dynapar.shapes import ModelShape, TextShape
+from dynapar.flops import Part, Work, linear_parameters, sample_work
+from dynapar.shapes import MediaTokens, ModelShape, TextShape
 
 
 class Device(NamedTuple):
@@ -75,6 +76,8 @@ PARAMETER_BYTES, REFERENCE_PARAMETERS = 2, 6.8e9
 """Bytes of a gathered parameter; parameters of the reference, by which the closing pass scales."""
 TYPICAL_IMAGE = (1024, 1024)
 """Height and width of the image by which an encoder token's work is counted."""
+TYPICAL_SECONDS = 30.0
+"""Length of the audio clip by which an encoder token's work is counted."""
 SCORES, WEIGHTS = 3.5, 6.0
 """FLOPs forward and backward: of scores, over their forward; of weights, for each parameter."""
 
@@ -109,7 +112,7 @@ def costs_for(shape: ModelShape, device: str) -> Costs:
         name=f"{shape.name}@{device.upper()}",
         measured=False,
         linear=LinearCosts(
-            parameters=_passed_parameters(text),
+            parameters=_passed_parameters(shape),
             flops=peak.flops * EFFICIENCY.linear,
             half_rate_tokens=HALF_RATE_TOKENS,
         ),
@@ -129,6 +132,7 @@ def costs_for(shape: ModelShape, device: str) -> Costs:
             latency=HOP_SECONDS,
         ),
         encoder=encoder,
+        audio=_audio_encoder(shape, peak),
         fixed=FixedCosts(microbatch=LAYER_SECONDS * (text.layers + shape.vision.layers)),
         sharded=ShardedCosts(
             bytes_per_s=peak.network_bytes,
@@ -161,28 +165,33 @@ def _cross_parameters(text: TextShape) -> int:
     return text.cross_layers * text.width * layer
 
 
-def _passed_parameters(text: TextShape) -> float:
-    """Parameters that a token passes, and windowed scores as as many more."""
-    pairs = text.window / 2 if text.chunked else text.window
-    scores = 4.0 * pairs * text.heads * text.head_width * text.window_layers
+def _passed_parameters(shape: ModelShape) -> float:
+    """Parameters that a token passes, and windowed scores and those of cross-attention as more."""
+    text = shape.text
+    queries = text.heads * text.head_width
+    pairs = (text.window / 2 if text.chunked else text.window) * text.window_layers
+    matrices = _cross_parameters(text) - _key_parameters(text)
+    pairs += text.cross_layers * (shape.image(*TYPICAL_IMAGE).keys if text.cross_layers else 0)
     slower = EFFICIENCY.linear / EFFICIENCY.attention
-    return linear_parameters(text) + _cross_parameters(text) + SCORES / WEIGHTS * scores * slower
+    return linear_parameters(text) + matrices + SCORES / WEIGHTS * 4.0 * pairs * queries * slower
+
+
+def _key_parameters(text: TextShape) -> int:
+    """Of the matrices that make keys and values of the encoder's tokens."""
+    return 2 * text.cross_layers * text.width * text.kv_heads * text.head_width
 
 
 def _encoder(shape: ModelShape, peak: Device) -> EncoderCosts:
     if shape.family.image is None:
         return EncoderCosts()
     vision, image = shape.vision, shape.image(*TYPICAL_IMAGE)
-    work = [
-        row
-        for row in sample_work(shape, image.llm_tokens, [image], head_rows=0)
-        if row.part in ("vision", "merger")
-    ]
+    work = _encoder_work(shape, image, "vision")
     tokens = image.units * image.unit_tokens
     layers = len(vision.full_layers) if vision.window else vision.layers
     whole = 4 * layers * vision.width * image.unit_tokens**2 * image.units
     windowed = (sum(row.scores for row in work) - whole) / tokens
-    passed = sum(row.linear for row in work) / 2 / tokens
+    keys = _key_parameters(shape.text) * image.keys * EFFICIENCY.encoder / EFFICIENCY.linear
+    passed = (sum(row.linear for row in work) / 2 + keys) / tokens
     return EncoderCosts(
         parameters=passed + SCORES / WEIGHTS * windowed,
         layers=layers,
@@ -191,8 +200,30 @@ def _encoder(shape: ModelShape, peak: Device) -> EncoderCosts:
     )
 
 
+def _audio_encoder(shape: ModelShape, peak: Device) -> EncoderCosts | None:
+    """All of it linear, since an audio encoder attends inside windows."""
+    if shape.family.audio is None:
+        return None
+    clip = shape.audio(TYPICAL_SECONDS)
+    work = _encoder_work(shape, clip, "audio")
+    passed = sum(row.linear / 2 + SCORES / WEIGHTS * row.scores for row in work)
+    rate = peak.flops * EFFICIENCY.encoder
+    return EncoderCosts(parameters=passed / clip.unit_tokens, flops=rate)
+
+
+def _encoder_work(shape: ModelShape, item: MediaTokens, part: Part) -> list[Work]:
+    rows = sample_work(shape, item.llm_tokens, [item], head_rows=0)
+    return [row for row in rows if row.part in (part, "merger")]
+
+
 def _encoder_parameters(shape: ModelShape) -> float:
     vision = shape.vision
     layer = 4 * vision.width**2 + vision.mlp_matrices * vision.width * vision.mlp_width
     merger = sum(projection.inputs * projection.outputs for projection in vision.projections)
-    return float(vision.layers * layer + merger + vision.patch_width * vision.width)
+    seen = vision.layers * layer + merger + vision.patch_width * vision.width
+    if (audio := shape.audio_encoder) is None:
+        return float(seen)
+    layer = 4 * audio.width**2 + 2 * audio.width * audio.mlp_width
+    merger = sum(projection.inputs * projection.outputs for projection in audio.projections)
+    convolutions = 3 * audio.width * (audio.mels + audio.width)
+    return float(seen + audio.layers * layer + merger + convolutions)

@@ -6,7 +6,7 @@ Pure arithmetic on sizes; reading files is `dynapar.inspect_command`'s.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import unwrap
 from typing import NamedTuple
 
@@ -42,8 +42,13 @@ class Subject:
     @property
     def units(self) -> list[int]:
         """Encoder tokens of each encoder unit."""
+        return [tokens for tokens, _ in self.heard_units]
+
+    @property
+    def heard_units(self) -> list[tuple[int, bool]]:
+        """Encoder tokens of each encoder unit, and whether it is an audio clip."""
         media = [item.tokens for item in self.items]
-        return [item.unit_tokens for item in media for _ in range(item.units)]
+        return [(m.unit_tokens, m.kind == AUDIO_KIND) for m in media for _ in range(m.units)]
 
 
 def describe_media(shape: ModelShape, item: Item) -> Iterator[str]:
@@ -123,16 +128,18 @@ def degrees(
 ) -> list[AtDegree]:
     """The sample at every degree that the cluster allows, alone in its microbatch."""
     constants = coefficients(costs, ranks_per_node=cluster.ranks_per_node)
+    own = replace(costs, encoder=costs.audio or costs.encoder)
+    of_audio = coefficients(own, ranks_per_node=cluster.ranks_per_node)
     # As plain functions: loading the compiled ones takes longer than these few calls.
     sample, unit_time, latency = unwrap(sample_ticks), unwrap(unit_ticks), unwrap(latency_ticks)
     found = []
     for degree in cluster.degrees():
         loads = [0] * degree
         times = [0] * degree
-        for unit in sorted(subject.units, reverse=True):
+        for unit, heard in sorted(subject.heard_units, reverse=True):
             rank = loads.index(min(loads))
             loads[rank] += unit
-            times[rank] += unit_time(unit, constants)
+            times[rank] += unit_time(unit, of_audio if heard else constants)
         share = max(
             _share(subject.llm_tokens, degree, position) for position in range(min(degree, 2))
         )

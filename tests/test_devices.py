@@ -87,6 +87,40 @@ def test_a_long_text_costs_its_flops(name: str) -> None:
     assert found == pytest.approx(expected, rel=0.03)
 
 
+def test_layers_of_cross_attention_cost_what_a_hand_counts() -> None:
+    """Llama 3.2 11B: 32 layers of text, 8 that attend to the 4 x 1601 keys of an image."""
+    text = load_model_shape("llama-3.2-11b-vision")
+    costs = costs_for(text, "H100")
+    own, shared, mlp = 4096 * 4096, 4096 * 1024, 3 * 4096 * 14336
+    layer, cross = 2 * own + 2 * shared + mlp, 2 * own + mlp
+    # Scores: 3.5 times 2 x 2 FLOPs for each key and number of a query, at 0.30 of the peak;
+    # weights: 6 FLOPs at 0.40.
+    scores = 3.5 * 4 * 6404 * 4096 * 8 / 0.30 * 0.40 / 6
+    assert costs.linear.parameters == pytest.approx(32 * layer + 8 * cross + scores, rel=1e-12)
+    assert scores / 8 / cross == pytest.approx(0.389, abs=0.001)
+    assert (costs.attention.layers, costs.exchange.layers) == (32, 32)
+    # 40 layers over 6432 tokens of 4 slots, of which 6404 become keys and 6400 are patches.
+    encoder = 40 * (4 * 1280**2 + 2 * 1280 * 5120) + 3 * 14 * 14 * 1280 * 6400 / 6432
+    keys = (7680 * 4096 + 8 * 2 * shared * 0.22 / 0.40) * 6404 / 6432
+    assert costs.encoder.parameters == pytest.approx(encoder + keys, rel=1e-12)
+
+
+def test_audio_costs_what_a_hand_counts() -> None:
+    """Qwen2.5-Omni: 30 s are 3000 mel frames, 1500 tokens in windows of 100, 750 LLM tokens."""
+    costs = costs_for(load_model_shape("qwen2.5-omni-7b"), "H100")
+    assert costs.audio is not None
+    layers = 32 * (4 * 1280**2 + 2 * 1280 * 5120)
+    convolutions = 2 * 3 * 128 * 1280 + 3 * 1280 * 1280
+    scores = 3.5 / 6 * 4 * 100 * 1280 * 32
+    merger = 1280 * 3584 / 2
+    assert costs.audio.parameters == pytest.approx(layers + convolutions + scores + merger)
+    assert (costs.audio.layers, costs.audio.flops) == (0, 989e12 * 0.22)
+    seen = costs_for(load_model_shape("qwen2.5-vl-7b"), "H100")
+    assert seen.audio is None
+    more = 2 * 3 * (layers + 3 * 1280 * (128 + 1280) + 1280 * 3584)
+    assert costs.sharded.encoder_bytes - seen.sharded.encoder_bytes == more
+
+
 def test_devices_go_by_name_and_an_unknown_one_is_named() -> None:
     shape = load_model_shape("qwen2.5-7b")
     assert costs_for(shape, "h200").name == "qwen2.5-7b@H200"

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import json
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dynapar.cluster import Cluster
-from dynapar.costs import TICKS_PER_SECOND, coefficients, load_costs
+from dynapar.costs import TICKS_PER_SECOND, EncoderCosts, coefficients, load_costs
 from dynapar.errors import ConfigError, DynaparError, ModelError, SampleError, SourceError
 from dynapar.inspect_command import inspect_command, read_subject
 from dynapar.inspection import Item, Subject, choose, degrees
 from dynapar.packing.ticks import latency_ticks, sample_ticks, unit_ticks
-from dynapar.shapes import IMAGE_KIND, MediaTokens
+from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, MediaTokens
 from tests.data.small import noise, write_clip
 from tests.test_architecture import heavy_after
 
@@ -143,6 +144,25 @@ def test_times_are_those_of_the_planner() -> None:
         ticks += max(encoder) if row.degree > 1 else sum(encoder)
         ticks += latency_ticks(row.degree, constants)
         assert row.seconds == ticks / TICKS_PER_SECOND
+
+
+def test_a_clip_is_priced_as_audio() -> None:
+    costs, cluster = load_costs(None), Cluster.parse("1x1")
+    heard = replace(costs, audio=EncoderCosts(parameters=1e9, flops=1e13))
+    limits = {"capacity": 9999, "encoder_capacity": 9999}
+    clip = Item("", MediaTokens(AUDIO_KIND, (0, 0), (1, 1, 1000), 0, (), 0.0))
+    alone = Subject(id="x", text_tokens=9, items=(clip,))
+    both = Subject(id="x", text_tokens=9, items=(clip, *subject(9, 300).items))
+    (priced,), (mixed,) = (
+        degrees(one, cluster=cluster, costs=heard, **limits) for one in (alone, both)
+    )
+    (without,) = degrees(subject(9), cluster=cluster, costs=heard, **limits)
+    assert priced.seconds - without.seconds == pytest.approx(6 * 1e9 * 1000 / 1e13)
+    image = unit_ticks(300, coefficients(costs, ranks_per_node=1)) / TICKS_PER_SECOND
+    assert mixed.seconds - priced.seconds == pytest.approx(image)
+    (as_image,) = degrees(alone, cluster=cluster, costs=costs, **limits)
+    (image_itself,) = degrees(subject(9, 1000), cluster=cluster, costs=costs, **limits)
+    assert as_image == image_itself
 
 
 def test_a_step_is_planned_among_others(capsys: pytest.CaptureFixture[str]) -> None:
