@@ -16,10 +16,22 @@ from dynapar.errors import PlanError
 from dynapar.meta import SampleTable
 from dynapar.packing.ticks import Layout
 from dynapar.plan import StepPlan
+from dynapar.planner.ahead import plan_ahead as plan_ahead
 from dynapar.planner.build import assemble as assemble
 from dynapar.planner.build import to_plan
 from dynapar.planner.config import PlannerConfig as PlannerConfig
-from dynapar.planner.homogeneous import at_degree, best_homogeneous, fits_all
+from dynapar.planner.equal import (
+    best_equal_homogeneous,
+    equal_at_degree,
+    equal_candidates,
+    no_way,
+)
+from dynapar.planner.homogeneous import (
+    at_degree,
+    best_homogeneous,
+    fits_all,
+    homogeneous_degrees,
+)
 from dynapar.planner.problem import Candidate, Problem, make_problem, price
 from dynapar.planner.random import random_plan as random_plan
 from dynapar.planner.step import best_step
@@ -40,10 +52,11 @@ def plan_step(
         step: Number of the step.
         cluster: The ranks.
         costs: What work costs.
-        config: Capacities, `sync`, `gate`.
+        config: Capacities, `sync`, `gate`, and the rules of rings.
 
     Raises:
-        PlanError: A sample cannot be placed; the message names it, the limit and the remedies.
+        PlanError: A sample cannot be placed (the message names it, the limit and the remedies), or
+            no way was found to give all ranks equal counts.
     """
     began = time.perf_counter()
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
@@ -51,9 +64,12 @@ def plan_step(
         return _empty(problem, began)
     order = problem.order
     bound = problem.bound()
-    find = best_waves if problem.lockstep else best_step
-    dynamic = find(problem, order, bound)
-    degree, homogeneous = best_homogeneous(problem, order, rival=dynamic.makespan)
+    if config.equal_counts:
+        dynamic, degree, homogeneous = equal_candidates(problem, bound)
+    else:
+        find = best_waves if problem.lockstep else best_step
+        dynamic = find(problem, order, bound)
+        degree, homogeneous = best_homogeneous(problem, order, rival=dynamic.makespan)
     if homogeneous is not None:
         within = homogeneous.makespan * (1.0 - config.gate)
         if homogeneous.makespan <= dynamic.makespan or dynamic.makespan >= within > 0:
@@ -99,18 +115,25 @@ def homogeneous_plan(
     """
     began = time.perf_counter()
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
-    if degree is not None and degree not in cluster.degrees(config.max_degree):
+    allowed = problem.limits.degrees.tolist()
+    if degree is not None and degree not in allowed:
         raise PlanError(
-            f"degree is {degree}; cluster {cluster} allows "
-            f"{', '.join(map(str, cluster.degrees(config.max_degree)))}"
+            f"degree is {degree}; cluster {cluster} allows {', '.join(map(str, allowed))}"
         )
     if not len(samples):
         return _empty(problem, began)
     order = problem.order
+    equal = config.equal_counts
     if degree is None:
-        degree, found = best_homogeneous(problem, order)
+        best = best_equal_homogeneous(problem) if equal else best_homogeneous(problem, order)
+        degree, found = best
+    elif not fits_all(problem, degree):
+        found = None
     else:
-        found = at_degree(problem, order, degree) if fits_all(problem, degree) else None
+        found = equal_at_degree(problem, degree) if equal else at_degree(problem, order, degree)
+    fitting = fits_all(problem, degree) if degree else bool(homogeneous_degrees(problem))
+    if found is None and equal and fitting:
+        raise no_way(problem)
     if found is None:
         what = f"degree {degree}" if degree else "any single degree"
         longest = int(np.argmax(problem.jobs.tokens))

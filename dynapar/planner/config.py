@@ -31,6 +31,10 @@ class PlannerConfig:
     peer_budget: int | None = 64
     """Distinct other ranks that a rank may meet in a whole run (see `dynapar.rings`); None for
     all."""
+    equal_counts: bool = False
+    """Every rank runs equally many microbatches, none of them a dummy, and all samples of a
+    microbatch have its width as their degree, as runtimes need that switch context parallelism
+    themselves."""
 
     def __post_init__(self) -> None:
         for name in ("capacity", "encoder_capacity"):

@@ -29,7 +29,8 @@ def homogeneous_degrees(problem: Problem) -> tuple[int, ...]:
     inside = [d for d in range(1, limits.node + 1) if limits.node % d == 0]
     wide = range(limits.node + limits.grain, limits.ranks + 1, limits.grain)
     degrees = inside + [d for d in wide if limits.ranks % d == 0]
-    return tuple(d for d in degrees if d <= limits.largest and fits_all(problem, d))
+    allowed = set(limits.degrees.tolist())
+    return tuple(d for d in degrees if d in allowed and fits_all(problem, d))
 
 
 def fits_all(problem: Problem, degree: int) -> bool:

@@ -12,9 +12,11 @@ from dynapar.meta import SampleTable
 from dynapar.packing.moldable import fits
 from dynapar.packing.ticks import cut_tokens
 from dynapar.plan import StepPlan
-from dynapar.planner.build import GivenMicroBatch, GivenSample, assemble
+from dynapar.planner.build import GivenMicroBatch, GivenSample, assemble, to_plan
 from dynapar.planner.config import PlannerConfig
+from dynapar.planner.equal import Block, equal_candidates, filled, in_waves
 from dynapar.planner.problem import Problem, make_problem
+from dynapar.rings import first_ranks
 
 Window = tuple[int, int]
 """First rank and width."""
@@ -31,16 +33,21 @@ def random_plan(
 ) -> StepPlan:
     """A valid plan that no objective shaped.
 
-    Degrees from 1 to `config.max_degree` are mixed, queues are of unequal length and sometimes
-    empty, a short sample may stay whole on one rank of a ring's microbatch (or be shared by some
-    of its ranks), and encoder units are on random ranks of it. Equal arguments give equal plans.
+    All degrees allowed are mixed, queues are of unequal length and sometimes empty, a short sample
+    may stay whole on one rank of a ring's microbatch (or be shared by some of its ranks), and
+    encoder units are on random ranks of it. With `equal_counts` only the samples of a wave are
+    random; if no random waves keep all ranks busy, the plan is that of `plan_step`. Equal arguments
+    give equal plans.
 
     Raises:
-        PlanError: A sample cannot be placed at all.
+        PlanError: A sample cannot be placed at all, or as `plan_step` with `equal_counts`.
     """
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
     rng = np.random.default_rng([seed, step])
-    deal = _Deal(problem, rng, degrees=cluster.degrees(config.max_degree))
+    degrees = problem.limits.degrees.tolist()
+    if config.equal_counts:
+        return _equal(problem, _Deal(in_waves(problem), rng, degrees=degrees))
+    deal = _Deal(problem, rng, degrees=degrees)
     deal.run()
     return assemble(
         samples,
@@ -52,6 +59,17 @@ def random_plan(
         waves=deal.waves if problem.lockstep else None,
         encoders=deal.encoders,
     )
+
+
+def _equal(problem: Problem, deal: _Deal) -> StepPlan:
+    deal.run()
+    waves: list[list[Block]] = [[] for _ in range(max(deal.waves, default=-1) + 1)]
+    for wave, (ranks, given) in zip(deal.waves, deal.microbatches, strict=True):
+        waves[wave].append(Block(ranks[0], len(ranks), [row for row, _ in given]))
+    found, bound = filled(problem, waves), problem.bound()
+    if found is None:
+        found = equal_candidates(problem, bound)[0]
+    return to_plan(problem, found, bound=bound, homogeneous=(0, 0), chosen="dynamic", seconds=0.0)
 
 
 class _Deal:
@@ -87,15 +105,7 @@ class _Deal:
                 self.idle = -1
 
     def _windows(self, width: int, inside: set[int]) -> list[Window]:
-        limits = self.problem.limits
-        if width <= limits.node:
-            firsts = (
-                first
-                for node in range(0, limits.ranks, limits.node)
-                for first in range(node, node + limits.node - width + 1)
-            )
-        else:
-            firsts = (f for f in range(0, limits.ranks - width + 1, limits.grain))
+        firsts = first_ranks(self.problem.cluster, width, self.problem.config.windows)
         return [(f, width) for f in firsts if inside.issuperset(range(f, f + width))]
 
     def _fitting(self, row: int) -> list[int]:
