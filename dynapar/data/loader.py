@@ -1,4 +1,4 @@
-"""Plan and load steps ahead of training, in a thread of its own.
+"""Plan and load steps ahead of training, each in a thread of its own.
 
 Every rank runs the same loop over steps: draw the samples, plan (the same plan everywhere, without
 talking), load what this rank's microbatches hold, agree with the other ranks, prepare. Step s is
@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +26,7 @@ from dynapar.data.samples import IGNORE, LoadedSample
 from dynapar.errors import ConfigError, SampleError
 from dynapar.meta import IntArray, SampleTable
 from dynapar.plan import StepPlan, plan_digest
+from dynapar.planner import plan_ahead
 
 PlanStep = Callable[[SampleTable, int], StepPlan]
 """(the step's samples, step) -> its plan; the same on every rank."""
@@ -108,7 +110,7 @@ class StepLoader:
         self._ready: deque[LoadedStep] = deque()
         self._seconds: list[float] = []
         self._failure: BaseException | None = None
-        self._closing = self._ended = False
+        self._closing = self._stopped = self._ended = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(
             target=self._work, args=(first,), name="dynapar-loader", daemon=True
@@ -169,33 +171,55 @@ class StepLoader:
         self.close()
 
     def _work(self, first: int) -> None:
-        step = first
         try:
-            while self._may_begin(step):
-                loaded = self._load(step)
-                with self._changed:
-                    self._ready.append(loaded)
-                    self._changed.notify_all()
-                step += 1
+            with plan_ahead(
+                self._tables(first),
+                lambda samples, *, step: self._plan(samples, step),
+                first=first,
+                ahead=self._ahead,
+            ) as plans:
+                try:
+                    self._load_steps(first, plans)
+                finally:
+                    with self._changed:
+                        self._stopped = True  # or the planner would wait for training
+                        self._changed.notify_all()
         except BaseException as error:  # handed to the consumer, who raises it
             self._failure = error
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
+    def _tables(self, first: int) -> Iterator[SampleTable]:
+        """The samples of the steps that may be begun, drawn when they may."""
+        for step in count(first):
+            if not self._may_begin(step):
+                return
+            yield self._index.table.draw(self._sampler.rows(step))
+
+    def _load_steps(self, first: int, plans: Iterator[StepPlan]) -> None:
+        for step, plan in enumerate(plans, first):
+            if not self._may_begin(step):
+                return
+            loaded = self._load(step, plan)
+            with self._changed:
+                self._ready.append(loaded)
+                self._changed.notify_all()
+
     def _may_begin(self, step: int) -> bool:
-        """Wait until a step may be loaded; False when it never will be."""
+        """Wait until a step may be begun; False when it never will be."""
         if self._steps is not None and step >= self._steps:
             return False
         with self._changed:
-            self._changed.wait_for(lambda: step < self._taken + self._ahead or self._closing)
-            due = step < self._taken + self._ahead
+            self._changed.wait_for(
+                lambda: step < self._taken + self._ahead or self._closing or self._stopped
+            )
+            due = step < self._taken + self._ahead and not self._stopped
         return due and (not self._closing or self._control is not None)
 
-    def _load(self, step: int) -> LoadedStep:
+    def _load(self, step: int, plan: StepPlan) -> LoadedStep:
         began = time.perf_counter()
         rows = self._sampler.rows(step)
-        plan = self._plan(self._index.table.draw(rows), step)
         samples = self._load_samples(plan, rows)
         agreement, stubs = None, tuple(s.id for s in samples.values() if s.stub)
         if self._control is not None:
@@ -221,7 +245,7 @@ class StepLoader:
             stubs=stubs,
             agreement=agreement,
             prepared=prepared,
-            seconds=time.perf_counter() - began,
+            seconds=plan.plan_seconds + time.perf_counter() - began,
         )
 
     def _load_samples(self, plan: StepPlan, rows: IntArray) -> dict[int, LoadedSample]:
