@@ -125,7 +125,8 @@ Compared = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="all, or with commas between: homogeneous, static, static-all, padded, padded-best.",
+        help="all, or with commas between: homogeneous, static, static-all, padded, padded-best, "
+        "and other people's schedulers: megatron, verl, dhp, entrain.",
     ),
 ]
 Draws = Annotated[int, typer.Option(metavar="N", min=0, help="Of the noise; 0 for none.")]

@@ -30,6 +30,7 @@ from dynapar.simulate.compare import (
     traffic_share,
 )
 from dynapar.simulate.noise import Noise
+from dynapar.simulate.peers import PEERS
 from dynapar.simulate.picture import draw_comparison
 
 TIMES = ("scheduler", "degree", "step s", "makespan s", "gap %", "gain", "worst", "with closing")
@@ -220,6 +221,11 @@ def notes(found: Comparison) -> Iterator[str]:
         yield (
             f"in {100 * share:.0f} % of dynapar's waves the traffic of sharded parameters is the "
             f"longest part: there no scheduler can gain"
+        )
+    if any(run.label in PEERS for run in found.runs):
+        yield (
+            "megatron and verl see LLM tokens alone, as in use; encoder units are placed by "
+            "dynapar for all peers"
         )
     yield from found.notes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from types import MappingProxyType
 
@@ -17,6 +18,7 @@ from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step
 from dynapar.planner.problem import Candidate, Problem, make_problem
 from dynapar.simulate.noise import Noise, expected_makespan, slow_factors
 from dynapar.simulate.padded import dividing_degrees, fixed_degree, padded_schedule
+from dynapar.simulate.peers import PEERS, PeerMissingError, plan_with
 from dynapar.simulate.replay import (
     AFTER,
     BEFORE,
@@ -57,8 +59,8 @@ class Scene:
         )
 
 
-Layouts = Mapping[str, Sequence[Schedule]]
-"""For each label, such as "static" or "static 4", one schedule a step."""
+Layouts = Mapping[str, Sequence[Schedule | str]]
+"""For each label, such as "static" or "static 4", one schedule a step, or why there is none."""
 
 
 def _dynapar(scene: Scene) -> Layouts:
@@ -122,6 +124,13 @@ def _best_padded(scene: Scene) -> Layouts:
     return {"padded-best": tried[totals.index(min(totals))]}
 
 
+def _peer(name: str, scene: Scene) -> Layouts:
+    outcomes = plan_with(name, scene.problems(), cluster=scene.cluster)
+    return {
+        name: [found.reason if found.schedule is None else found.schedule for found in outcomes]
+    }
+
+
 def _schedules(problems: Sequence[Problem], layouts: Sequence[Candidate]) -> list[Schedule]:
     schedules = []
     for problem, found in zip(problems, layouts, strict=True):
@@ -149,24 +158,28 @@ SCHEDULERS: Mapping[str, Callable[[Scene], Layouts]] = MappingProxyType(
         "static-all": _every_static,
         "padded": _padded,
         "padded-best": _best_padded,
+        **{name: partial(_peer, name) for name in PEERS},
     }
 )
 """Who can be compared. "static-all" also shows the degrees that were not the best; "padded" runs at
 the least degree that holds the longest sample and fills batches up to the capacity, "padded-best"
-at the degree and up to the part of the capacity that have the least total time."""
+at the degree and up to the part of the capacity that have the least total time. Peers, from
+"megatron" on, are other people's schedulers (see `dynapar.simulate.peers`)."""
 
 HALVINGS = 5
 """Token budgets that "padded-best" tries: the capacity, its half, its quarter, ..."""
 
-ALL = (OURS, "homogeneous", "static-all", "padded", "padded-best")
-"""What "all" stands for."""
+ALL = (OURS, "homogeneous", "static-all", "padded", "padded-best", *PEERS)
+"""What "all" stands for; peers that are not installed are noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one scheduler made of all steps."""
+    """What one scheduler made of all steps; of a peer, of those that it has a plan for."""
 
     label: str
+    steps: tuple[int, ...]
+    """Numbers of these steps, ascending, 1 or more."""
     schedules: tuple[Schedule, ...]
     timelines: tuple[Timeline, ...]
     """Without noise; slow ranks count."""
@@ -219,12 +232,15 @@ def compare(
         advance(done, len(names))
         try:
             layouts = SCHEDULERS[name](scene)
-        except PlanError as error:
+        except (PlanError, PeerMissingError) as error:
             if name == OURS:
                 raise
             notes.append(f"{name}: {error}")
             continue
-        runs += [_run(scene, label, schedules) for label, schedules in layouts.items()]
+        for label, found in layouts.items():
+            notes += _failures(label, found)
+            if any(isinstance(step, Schedule) for step in found):
+                runs.append(_run(scene, label, found))
     advance(len(names), len(names))
     return Comparison(
         runs=tuple(runs),
@@ -233,33 +249,45 @@ def compare(
     )
 
 
-def _run(scene: Scene, label: str, schedules: Sequence[Schedule]) -> Run:
+def _failures(label: str, found: Sequence[Schedule | str]) -> Iterator[str]:
+    reasons = {step: reason for step, reason in enumerate(found) if isinstance(reason, str)}
+    if reasons:
+        step, reason = next(iter(reasons.items()))
+        yield (
+            f"{label}: failed at {len(reasons)} of {len(found)} steps, which its row leaves out; "
+            f"step {step}: {reason}"
+        )
+
+
+def _run(scene: Scene, label: str, found: Sequence[Schedule | str]) -> Run:
+    made = {step: one for step, one in enumerate(found) if isinstance(one, Schedule)}
     noise = scene.noise
     slow = slow_factors(scene.cluster.ranks, noise.slow if noise else ())
     expected = [
         expected_makespan(schedule, noise, step=step)
-        for step, schedule in enumerate(schedules)
+        for step, schedule in made.items()
         if noise is not None
     ]
     return Run(
         label=label,
-        schedules=tuple(schedules),
-        timelines=tuple(replay(schedule, rank_factors=slow) for schedule in schedules),
+        steps=tuple(made),
+        schedules=tuple(made.values()),
+        timelines=tuple(replay(schedule, rank_factors=slow) for schedule in made.values()),
         expected=tuple(expected),
     )
 
 
 def gains(run: Run, ours: Run) -> list[float]:
-    """For each step, how many times as long it takes as ours; 1 where there is nothing to do."""
-    pairs = zip(run.makespans, ours.makespans, strict=True)
-    return [theirs / own if own else 1.0 for theirs, own in pairs]
+    """For each of its steps, how many times as long as ours; 1 where there is nothing to do."""
+    own = [ours.makespans[step] for step in run.steps]
+    return [there / here if here else 1.0 for there, here in zip(run.makespans, own, strict=True)]
 
 
 Row = dict[str, str | int | float]
 
 
 def rows(comparison: Comparison) -> Iterator[Row]:
-    """One row a scheduler: seconds are means over the steps, shares are of rank time.
+    """One row a scheduler: seconds are means over its steps, shares are of rank time.
 
     "gain" is how many times as long as dynapar its makespans are (median over the steps, and the
     worst step for dynapar); "with closing" is the same for whole steps, all together.
@@ -267,15 +295,17 @@ def rows(comparison: Comparison) -> Iterator[Row]:
     ours = comparison.runs[0]
     for run in comparison.runs:
         found = gains(run, ours)
+        bounds = [comparison.bounds[step] for step in run.steps]
+        own = [_steps(ours)[step] for step in run.steps]
         row: Row = {
             "scheduler": run.label,
             "degree": _degrees(run),
             "step s": _seconds(fmean(_steps(run))),
             "makespan s": _seconds(fmean(run.makespans)),
-            "gap %": _percent(sum(run.makespans) / max(1, sum(comparison.bounds)) - 1),
+            "gap %": _percent(sum(run.makespans) / max(1, sum(bounds)) - 1),
             "gain": round(median(found), 4),
             "worst": round(min(found), 4),
-            "with closing": round(sum(_steps(run)) / max(1.0, sum(_steps(ours))), 4),
+            "with closing": round(sum(_steps(run)) / max(1.0, sum(own)), 4),
         }
         if run.expected:
             row["noisy s"] = _seconds(fmean(run.expected))
