@@ -103,6 +103,22 @@ def allowed_degrees(cluster: Cluster, rules: RingRules) -> tuple[int, ...]:
     return degrees
 
 
+def narrowing(cluster: Cluster, rules: RingRules) -> str:
+    """What of the rules keeps the largest degree below the cluster's, for messages.
+
+    >>> narrowing(Cluster(nodes=1, ranks_per_node=6), RingRules(degrees="pow2"))
+    "degrees 'pow2'"
+    """
+    reasons = []
+    if rules.max_degree is not None and rules.max_degree < cluster.ranks:
+        reasons.append(f"max_degree {rules.max_degree}")
+    if rules.degrees == "pow2":
+        reasons.append(f"degrees {rules.degrees!r}")
+    if rules.peer_budget is not None and rules.peer_budget < cluster.ranks - 1:
+        reasons.append(f"peer_budget {rules.peer_budget}")
+    return ", ".join(reasons)
+
+
 def _stretch(
     begin: npt.NDArray[np.int64],
     end: npt.NDArray[np.int64],

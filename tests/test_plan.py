@@ -61,6 +61,7 @@ def test_json_form_is_that_of_the_design() -> None:
     values: Any = plan_to_json(plan())
     assert list(values) == [
         "version", "step", "sync", "ranks", "ranks_per_node", "capacity", "encoder_capacity",
+        "rings", "equal_counts",
         "costs", "samples", "microbatches", "queues", "makespan", "lower_bound", "gap",
         "optimal", "homogeneous", "chosen", "digest", "plan_seconds",
     ]  # fmt: skip

@@ -217,13 +217,13 @@ def named(tokens: int, units: list[int]) -> SampleTable:
             named(9000, []),
             config(max_degree=2),
             "sample 'a17' has 9,000 tokens; 2 ranks (max_degree 2) x capacity 4,096 hold 8,192. "
-            "Raise capacity, add ranks, or leave the sample out",
+            "Raise capacity, allow more ranks a sample, or leave the sample out",
         ),
         (
             named(5000, []),
             config(max_degree=1),
             "sample 'a17' has 5,000 tokens; 1 rank (max_degree 1) x capacity 4,096 hold 4,096. "
-            "Raise capacity, add ranks, or leave the sample out",
+            "Raise capacity, allow more ranks a sample, or leave the sample out",
         ),
         (
             named(90, [5000]),

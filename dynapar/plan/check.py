@@ -17,6 +17,7 @@ from dynapar.meta import IntArray
 from dynapar.packing.ticks import Loads, microbatch_ticks, wave_parts
 from dynapar.plan.columns import DUMMY, offsets_of, positions, queues_in_order
 from dynapar.plan.model import StepPlan, Sync
+from dynapar.plan.rules import rule_problems
 
 SHOWN = 20
 """Problems that a message names; it counts the others."""
@@ -40,6 +41,8 @@ def validate(plan: StepPlan, costs: Costs | None = None) -> None:
     if not problems:
         problems += _memory_problems(plan)
         problems += _queue_problems(plan)
+    if not problems:
+        problems += rule_problems(plan)
     if not problems:
         problems += _time_problems(plan)
         problems += _price_problems(plan, costs) if costs else ()

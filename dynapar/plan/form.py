@@ -10,17 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import cast
 
 import numpy as np
 
-from dynapar.errors import PlanError
+from dynapar.errors import ConfigError, PlanError
 from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
 from dynapar.plan.columns import PlanColumns
 from dynapar.plan.model import StepPlan, Sync
 from dynapar.plan.records import MicroBatch, Parts, Placement, Wave
 from dynapar.plan.schema import MOST, Json, first_difference, form_fault
+from dynapar.rings import RingRules
 
 VERSION = 1
 TICKS_PER_SECOND = 1_000_000
@@ -105,6 +106,8 @@ def _head(plan: StepPlan) -> dict[str, Json]:
         "ranks_per_node": plan.ranks_per_node,
         "capacity": plan.capacity,
         "encoder_capacity": plan.encoder_capacity,
+        "rings": asdict(plan.rings),
+        "equal_counts": plan.equal_counts,
         "costs": plan.costs,
     }
 
@@ -276,6 +279,21 @@ def _read_microbatch(values: dict[str, object], rows: Mapping[str, int]) -> Micr
     )
 
 
+def _rings(values: dict[str, Json]) -> RingRules:
+    def limit(key: str) -> int | None:
+        return None if values[key] is None else int(cast(int, values[key]))
+
+    try:
+        return RingRules(
+            degrees="pow2" if values["degrees"] == "pow2" else "any",
+            windows="aligned" if values["windows"] == "aligned" else "any",
+            peer_budget=limit("peer_budget"),
+            max_degree=limit("max_degree"),
+        )
+    except ConfigError as error:
+        raise PlanError(f"the plan's rings.{error}: plan again") from None
+
+
 def _read(values: dict[str, object]) -> StepPlan:
     table = _table(cast(list[dict[str, object]], values["samples"]))
     rows = {identifier: row for row, identifier in enumerate(table.ids)}
@@ -311,5 +329,7 @@ def _read(values: dict[str, object]) -> StepPlan:
         chosen="dynamic" if values["chosen"] == "dynamic" else "homogeneous",
         plan_seconds=float(cast(float, values["plan_seconds"])),
         costs=str(values["costs"]),
+        rings=_rings(cast(dict[str, Json], values["rings"])),
+        equal_counts=values["equal_counts"] is True,
         optimal=values["optimal"] is True,
     )

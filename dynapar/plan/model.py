@@ -11,6 +11,7 @@ from dynapar.meta import IntArray, SampleTable
 from dynapar.packing.ticks import Layout
 from dynapar.plan.columns import DUMMY, PlanColumns, positions, same_columns
 from dynapar.plan.records import MicroBatch, Wave
+from dynapar.rings import RingRules
 
 Sync = Literal["step", "microbatch"]
 """Where ranks meet: once in the closing pass, or in every module call of every wave."""
@@ -59,6 +60,10 @@ class StepPlan:
     """Wall-clock time that planning took; not part of the digest."""
     costs: str = ""
     """Name of the costs that the times were predicted with."""
+    rings: RingRules = field(default_factory=RingRules)
+    """Which ranks may work together: what the plan keeps to."""
+    equal_counts: bool = False
+    """Whether every rank runs equally many microbatches, as `PlannerConfig.equal_counts` says."""
     optimal: bool = False
     """Whether the makespan is proven to be the least under these costs."""
     _made: _Made = field(default_factory=_Made, init=False, repr=False)

@@ -35,6 +35,13 @@ _STEP: dict[str, Schema] = {
     "ranks_per_node": "integer",
     "capacity": "integer",
     "encoder_capacity": "integer",
+    "rings": {
+        "degrees": frozenset({"any", "pow2"}),
+        "windows": frozenset({"any", "aligned"}),
+        "peer_budget": "integer or null",
+        "max_degree": "integer or null",
+    },
+    "equal_counts": "boolean",
     "costs": "string",
     "samples": [_SAMPLE],
     "microbatches": [_MICROBATCH],

@@ -52,6 +52,8 @@ def to_plan(
         ranks_per_node=problem.limits.node,
         capacity=problem.config.capacity,
         encoder_capacity=problem.config.encoder_capacity,
+        rings=problem.config.rings,
+        equal_counts=problem.config.equal_counts,
         samples=problem.samples,
         columns=_columns(problem, found),
         makespan=found.makespan,

@@ -26,7 +26,7 @@ from dynapar.packing.ticks import (
     wave_parts,
 )
 from dynapar.planner.config import PlannerConfig
-from dynapar.rings import allowed_degrees
+from dynapar.rings import allowed_degrees, narrowing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +126,15 @@ def _check_sizes(problem: Problem, degrees: tuple[int, ...]) -> None:
             continue
         name = problem.samples.ids[i]
         ranks = f"{largest} ranks" if largest > 1 else "1 rank"
+        remedy = "add ranks"
         if largest < problem.cluster.ranks:
-            ranks += f" (max_degree {config.max_degree})"
+            ranks += f" ({narrowing(problem.cluster, config.rings)})"
+            remedy = "allow more ranks a sample"
         tokens, most = int(jobs.tokens[i]), largest * config.capacity
         if tokens > most:
             raise PlanError(
                 f"sample {name!r} has {tokens:,} tokens; {ranks} x capacity "
-                f"{config.capacity:,} hold {most:,}. Raise capacity, add ranks, or leave the "
+                f"{config.capacity:,} hold {most:,}. Raise capacity, {remedy}, or leave the "
                 f"sample out"
             )
         encoded = int(jobs.encoder_tokens[i])
@@ -140,7 +142,7 @@ def _check_sizes(problem: Problem, degrees: tuple[int, ...]) -> None:
             f"sample {name!r} has {tokens:,} tokens and {encoded:,} encoder tokens in "
             f"{jobs.units[i]} units, which no degree up to {largest} deals out within capacity "
             f"{config.capacity:,} and encoder_capacity {config.encoder_capacity:,}. Raise them, "
-            f"add ranks, or leave the sample out"
+            f"{remedy}, or leave the sample out"
         )
 
 
