@@ -93,7 +93,10 @@ ModelName = Annotated[
     typer.Option(metavar="M", help="Folder or name of the model that metadata's sizes are for."),
 ]
 CostsFile = Annotated[
-    Path | None, typer.Option(metavar="F", help="A cost file; else the shipped reference.")
+    Path | None,
+    typer.Option(
+        metavar="F", help="A cost file, or the shipped costs `harder`; else the shipped reference."
+    ),
 ]
 SchedulerName = Annotated[
     str, typer.Option(metavar="NAME", help="dynamic, homogeneous[:DEGREE] or random.")

@@ -18,7 +18,9 @@ from dynapar.packing.ticks import Coefficients
 
 VERSION = 1
 REFERENCE = "h100_7b"
-"""Name of the shipped costs, which are round figures and measured nowhere."""
+"""Name of the costs that are taken where none are given: round figures, measured nowhere."""
+SHIPPED = (REFERENCE, "harder")
+"""Names of all shipped costs. "harder" has a dearer microbatch, longer hops and slower links."""
 TICKS_PER_SECOND = 1_000_000
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
@@ -217,25 +219,31 @@ def load_costs(path: str | Path | None) -> Costs:
     """Read a cost file.
 
     Args:
-        path: The file; None for the shipped reference, which is not measured.
+        path: The file, or the name of shipped costs; None for the reference. What is shipped is
+            not measured.
 
     Raises:
         CostsError: The file is missing, is not JSON, or is not a cost file.
     """
     if path is None:
-        return _reference()
+        return _shipped(REFERENCE)
+    if str(path) in SHIPPED and not Path(path).exists():
+        return _shipped(str(path))
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise CostsError(f"costs {str(path)!r}: {error.strerror}; give a cost file") from None
+        raise CostsError(
+            f"costs {str(path)!r}: {error.strerror}; give a cost file, or "
+            f"the name of shipped costs: {', '.join(SHIPPED)}"
+        ) from None
     except ValueError as error:
         raise CostsError(f"costs {str(path)!r} is not JSON: {error}") from None
     return costs_from_json(values, where=f"costs {str(path)!r}")
 
 
 @cache
-def _reference() -> Costs:
-    path = Path(__file__).parent / "reference_costs" / f"{REFERENCE}.json"
+def _shipped(name: str) -> Costs:
+    path = Path(__file__).parent / "reference_costs" / f"{name}.json"
     return costs_from_json(json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,22 @@ def test_the_reference_is_shipped_and_not_measured() -> None:
     costs = load_costs(None)
     assert (costs.name, costs.measured) == ("h100_7b", False)
     assert costs.linear.parameters == 6.5e9
+
+
+def test_harder_costs_are_shipped_by_name_unless_there_is_such_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harder, reference = load_costs("harder"), load_costs("h100_7b")
+    assert reference == load_costs(None)
+    assert (harder.name, harder.measured, harder.fixed.microbatch) == ("harder", False, 0.08)
+    easy = reference.exchange
+    expected = replace(easy, bytes_per_s_in_node=100e9, bytes_per_s_across=12e9, latency=3e-5)
+    assert harder.exchange == expected
+    same = replace(harder, name="h100_7b", exchange=easy, fixed=reference.fixed)
+    assert same == reference
+    monkeypatch.chdir(tmp_path)
+    Path("harder").write_text(json.dumps(SMALL))
+    assert load_costs("harder").name == "laptop"
 
 
 def test_a_small_measured_set_has_the_same_form(tmp_path: Path) -> None:

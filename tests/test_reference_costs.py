@@ -1,7 +1,8 @@
 """The reference costs, in ticks, against their formulas written out again in plain Python floats.
 
 The numbers below are those of the published reference (`reference_costs/h100_7b.json`), and of the
-harder file that plans are also judged by; nothing is imported from what is tested but the plans.
+harder file that plans are also judged by (`harder.json`); nothing is imported from what is tested
+but the plans.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynapar.cluster import Cluster
-from dynapar.costs import Costs, Json, coefficients, costs_from_json, costs_to_json, load_costs
+from dynapar.costs import coefficients, load_costs
 from dynapar.packing.ticks import latency_ticks, sample_ticks, unit_ticks
 from dynapar.plan import MicroBatch, StepPlan, Sync
 from dynapar.planner import PlannerConfig, assemble, random_plan
@@ -24,20 +25,6 @@ EASY: Mapping[str, float] = {"fixed": 0.030, "hop": 10e-6, "inside": 200e9, "acr
 HARD: Mapping[str, float] = {"fixed": 0.080, "hop": 3e-5, "inside": 100e9, "across": 12e9}
 ROUNDING = 0.5e-6
 """Seconds that rounding a term to a tick can move it."""
-
-
-def hard_costs() -> Costs:
-    values: dict[str, Json] = costs_to_json(load_costs(None))
-    exchange, fixed = values["exchange"], values["fixed"]
-    assert isinstance(exchange, dict)
-    assert isinstance(fixed, dict)
-    exchange |= {
-        "bytes_per_s_in_node": HARD["inside"],
-        "bytes_per_s_across": HARD["across"],
-        "latency": HARD["hop"],
-    }
-    fixed["microbatch"] = HARD["fixed"]
-    return costs_from_json(values)
 
 
 def linear(tokens: int) -> float:
@@ -127,7 +114,7 @@ def test_one_sample_by_hand() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 300_000), st.sampled_from([1, 2, 3, 4, 7, 8, 12, 16, 64]), st.booleans())
 def test_a_samples_ticks_are_its_formulas(s: int, d: int, hard: bool) -> None:
-    costs, rates = (hard_costs(), HARD) if hard else (load_costs(None), EASY)
+    costs, rates = (load_costs("harder"), HARD) if hard else (load_costs(None), EASY)
     constants = coefficients(costs, ranks_per_node=8)
     found = [ticks / 1e6 for ticks in sample_ticks(s, d, constants)]
     tolerance = pytest.approx
@@ -146,7 +133,7 @@ def test_a_samples_ticks_are_its_formulas(s: int, d: int, hard: bool) -> None:
     st.booleans(),
 )
 def test_a_plans_times_are_the_formulas(seed: int, sync: Sync, cluster: str, hard: bool) -> None:
-    costs, rates = (hard_costs(), HARD) if hard else (load_costs(None), EASY)
+    costs, rates = (load_costs("harder"), HARD) if hard else (load_costs(None), EASY)
     plan = random_plan(
         random_table(seed, 20),
         seed=seed,
