@@ -17,10 +17,46 @@ import typer
 
 import dynapar
 from dynapar.cli_lengths import inspect, verify_lengths
+from dynapar.cli_options import (
+    PLAN_NEEDS,
+    AsJson,
+    Capacity,
+    ClusterText,
+    Compared,
+    ConfigFile,
+    CostsFile,
+    DegreeKind,
+    Degrees,
+    DeviceName,
+    Draws,
+    EncoderCapacity,
+    EqualCounts,
+    Gate,
+    GlobalBatch,
+    MaxDegree,
+    ModelName,
+    PeerBudget,
+    Picture,
+    PlansIn,
+    PlanSource,
+    PlansOut,
+    SchedulerName,
+    Seed,
+    Shuffle,
+    SimulateSource,
+    Slow,
+    Steps,
+    Sweep,
+    Sync,
+    SyncChoice,
+    WindowKind,
+    Windows,
+)
 from dynapar.errors import ConfigError, DynaparError, SourceError
 
 if TYPE_CHECKING:
     from dynapar.console import Cell
+    from dynapar.rings import RingRules
     from dynapar.runtime.order import OrderLog
 
 app = typer.Typer(
@@ -42,111 +78,12 @@ class _Usage(Protocol):
     def format_message(self) -> str: ...
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.")]
-
-
-class Sync(StrEnum):
-    """Where ranks meet."""
-
-    STEP = "step"
-    MICROBATCH = "microbatch"
-
-
 class Dtype(StrEnum):
     """In what a check computes."""
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
     BF16 = "bf16"
-
-
-PLAN_NEEDS = (
-    "plan needs SOURCE --cluster --capacity --encoder-capacity --global-batch, or "
-    "--check plans.jsonl. See `dynapar plan --help`"
-)
-PlanSource = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SOURCE",
-        help="An index (.parquet), a metadata file (.jsonl), or a workload's name.",
-    ),
-]
-ClusterText = Annotated[str | None, typer.Option(metavar="NODESxRANKS", help="The ranks, as 8x8.")]
-Capacity = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="LLM tokens of a rank in a microbatch.")
-]
-EncoderCapacity = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Encoder tokens of a rank in a microbatch.")
-]
-SyncChoice = Annotated[
-    Sync, typer.Option(help="Where ranks meet: DDP step, sharded parameters microbatch.")
-]
-GlobalBatch = Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples of a step.")]
-Steps = Annotated[int, typer.Option(metavar="N", min=1, help="Steps to plan.")]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of the order of samples.")]
-Shuffle = Annotated[
-    bool, typer.Option("--shuffle/--no-shuffle", help="Or keep the source's own order.")
-]
-ModelName = Annotated[
-    str | None,
-    typer.Option(metavar="M", help="Folder or name of the model that metadata's sizes are for."),
-]
-CostsFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="F", help="A cost file, or the shipped costs `harder`; else the shipped reference."
-    ),
-]
-SchedulerName = Annotated[
-    str, typer.Option(metavar="NAME", help="dynamic, homogeneous[:DEGREE] or random.")
-]
-Gate = Annotated[
-    float,
-    typer.Option(metavar="SHARE", min=0.0, help="Keep one degree unless this share is gained."),
-]
-MaxDegree = Annotated[int | None, typer.Option(metavar="N", min=1, help="The largest degree.")]
-PlansOut = Annotated[
-    Path | None, typer.Option(metavar="plans.jsonl", help="Write the plans, one a line.")
-]
-PlansIn = Annotated[
-    Path | None, typer.Option(metavar="plans.jsonl", help="Validate a file of plans instead.")
-]
-
-SimulateSource = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="An index (.parquet), a metadata file (.jsonl), or a workload's name.",
-    ),
-]
-DeviceName = Annotated[
-    str | None,
-    typer.Option(metavar="D", help="Costs of --model on A100, H100 or H200, from peak rates."),
-]
-Compared = Annotated[
-    str,
-    typer.Option(
-        metavar="NAMES",
-        help="all, or with commas between: homogeneous, static, static-all, padded, padded-best, "
-        "and other people's schedulers: megatron, verl, dhp, entrain.",
-    ),
-]
-Draws = Annotated[int, typer.Option(metavar="N", min=0, help="Of the noise; 0 for none.")]
-Slow = Annotated[
-    list[str] | None,
-    typer.Option(metavar="RANK:FACTOR", help="A rank that is always slower; may be repeated."),
-]
-Sweep = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME=V,V", help="One row a value of ranks (NODESxRANKS), capacity or batch."
-    ),
-]
-Picture = Annotated[
-    Path | None,
-    typer.Option(metavar="P.png", help="Draw the comparison (needs dynapar[report])."),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -203,6 +140,10 @@ def plan(
     scheduler: SchedulerName = "dynamic",
     gate: Gate = 0.0,
     max_degree: MaxDegree = None,
+    degrees: DegreeKind = Degrees.ANY,
+    windows: WindowKind = Windows.ANY,
+    peer_budget: PeerBudget = "64",
+    equal_counts: EqualCounts = False,
     out: PlansOut = None,
     check: PlansIn = None,
     json: AsJson = False,
@@ -233,7 +174,8 @@ def plan(
         costs=costs,
         scheduler=scheduler,
         gate=gate,
-        max_degree=max_degree,
+        rings=_rings(degrees, windows, peer_budget, max_degree),
+        equal_counts=equal_counts,
         out=out,
         json=json,
     )
@@ -258,6 +200,10 @@ def simulate(
     costs: CostsFile = None,
     device: DeviceName = None,
     max_degree: MaxDegree = None,
+    degrees: DegreeKind = Degrees.ANY,
+    windows: WindowKind = Windows.ANY,
+    peer_budget: PeerBudget = "64",
+    equal_counts: EqualCounts = False,
     compare: Compared = "all",
     draws: Draws = 64,
     slow: Slow = None,
@@ -281,13 +227,31 @@ def simulate(
         model=model,
         costs=costs,
         device=device,
-        max_degree=max_degree,
+        rings=_rings(degrees, windows, peer_budget, max_degree),
+        equal_counts=equal_counts,
         compare=compare,
         draws=draws,
         slow=slow or (),
         sweep=sweep,
         picture=picture,
         json=json,
+    )
+
+
+def _rings(
+    degrees: Degrees, windows: Windows, peer_budget: str, max_degree: int | None
+) -> RingRules:
+    from dynapar.rings import RingRules
+
+    if peer_budget != "none" and not peer_budget.isdecimal():
+        raise ConfigError(
+            f"--peer-budget is {peer_budget!r}; expected a whole number, 0 or more, or none"
+        )
+    return RingRules(
+        degrees=degrees.value,
+        windows=windows.value,
+        peer_budget=None if peer_budget == "none" else int(peer_budget),
+        max_degree=max_degree,
     )
 
 

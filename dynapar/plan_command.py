@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -22,6 +22,7 @@ from dynapar.meta import SampleTable, read_metadata_jsonl
 from dynapar.plan import PlanFormError, StepPlan, Sync, plan_from_json, plan_to_json, validate
 from dynapar.plan.schema import Json
 from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step, random_plan
+from dynapar.rings import RingRules
 from dynapar.workloads import WORKLOADS, draw
 
 SCHEDULERS = ("dynamic", "homogeneous", "random")
@@ -219,7 +220,8 @@ def plan_command(
     costs: Path | None = None,
     scheduler: str = "dynamic",
     gate: float = 0.0,
-    max_degree: int | None = None,
+    rings: RingRules | None = None,
+    equal_counts: bool = False,
     out: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -239,7 +241,8 @@ def plan_command(
         costs: A cost file; None for the shipped reference.
         scheduler: As `PlanRequest.scheduler`.
         gate: As `PlannerConfig.gate`.
-        max_degree: As `PlannerConfig.max_degree`.
+        rings: Which rings may form; None for the defaults.
+        equal_counts: As `PlannerConfig.equal_counts`.
         out: Where the plans go, one a line; None to write none.
         json: Print JSON instead of a table.
     """
@@ -252,7 +255,8 @@ def plan_command(
             encoder_capacity=encoder_capacity,
             sync=sync,
             gate=gate,
-            max_degree=max_degree,
+            equal_counts=equal_counts,
+            **asdict(rings or RingRules()),
         ),
         costs=used,
         global_batch=global_batch,

@@ -6,7 +6,7 @@ What `dynapar simulate` does, free of the command line's library.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dynapar.catalog import load_model_shape
@@ -18,6 +18,7 @@ from dynapar.errors import ConfigError
 from dynapar.plan import Sync
 from dynapar.plan_command import PlanRequest, batches
 from dynapar.planner import PlannerConfig
+from dynapar.rings import RingRules
 from dynapar.simulate.compare import (
     ALL,
     OURS,
@@ -100,7 +101,8 @@ def simulate_command(
     model: str | None = None,
     costs: Path | None = None,
     device: str | None = None,
-    max_degree: int | None = None,
+    rings: RingRules | None = None,
+    equal_counts: bool = False,
     compare: str = "all",
     draws: int = 64,
     slow: Sequence[str] = (),
@@ -123,7 +125,8 @@ def simulate_command(
         model: Folder or name of a model: for the sizes of a metadata file, and for `device`.
         costs: A cost file; None for the shipped reference, or for those of `device`.
         device: A device of the catalog, whose peak rates then give the costs of `model`.
-        max_degree: As `PlannerConfig.max_degree`.
+        rings: Which rings may form; None for the defaults.
+        equal_counts: As `PlannerConfig.equal_counts`.
         compare: "all", or names from `simulate.compare.SCHEDULERS` with commas between.
         draws: Of the noise; 0 for none.
         slow: RANK:FACTOR of ranks that are always slower.
@@ -139,7 +142,11 @@ def simulate_command(
         source=source,
         cluster=Cluster.parse(cluster),
         config=PlannerConfig(
-            capacity=capacity, encoder_capacity=encoder_capacity, sync=sync, max_degree=max_degree
+            capacity=capacity,
+            encoder_capacity=encoder_capacity,
+            sync=sync,
+            equal_counts=equal_counts,
+            **asdict(rings or RingRules()),
         ),
         costs=used,
         global_batch=global_batch,

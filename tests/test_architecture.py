@@ -27,7 +27,7 @@ FLOORS = (
     ("console",),
     ("index_command", "plan_command", "simulate_command", "inspect_command", "verify_lengths"),
     ("train", "verify", "integrations", "report", "bench", "doctor"),
-    ("cli_lengths", "cli", "__main__"),
+    ("cli_options", "cli_lengths", "cli", "__main__"),
 )
 """The parts of `dynapar`, from the ground up; a part may also import what stands to its left."""
 

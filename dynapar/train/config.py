@@ -13,6 +13,7 @@ from typing import Literal
 from dynapar.config import load_config
 from dynapar.errors import ConfigError
 from dynapar.plan import Sync
+from dynapar.rings import Degrees, RingRules, Windows
 
 Precision = Literal["float32", "bfloat16", "float64"]
 """float32; bfloat16 (autocast, float32 parameters); float64 (for checks)."""
@@ -33,6 +34,14 @@ class PlannerSection:
     """Where ranks meet. This version trains models that every rank holds whole: "step"."""
     max_degree: int | None = None
     """The largest degree; None for no limit of its own."""
+    degrees: Degrees = "any"
+    """Degrees that samples may have: "any", or powers of two alone ("pow2")."""
+    windows: Windows = "any"
+    """Where a ring of d ranks may start: "any" rank, or "aligned" at multiples of d."""
+    peer_budget: int | None = 64
+    """Distinct other ranks that a rank may meet in the whole run; None for all."""
+    equal_counts: bool = False
+    """Whether all ranks run equally many microbatches."""
     gate: float = 0.0
     """Prefer one degree for all where it is within this share of the dynamic makespan."""
     scheduler: Scheduler = "dynamic"
@@ -42,8 +51,12 @@ class PlannerSection:
 
     def __post_init__(self) -> None:
         _at_least(1, capacity=self.capacity, encoder_capacity=self.encoder_capacity)
-        if self.max_degree is not None:
-            _at_least(1, max_degree=self.max_degree)
+        RingRules(
+            degrees=self.degrees,
+            windows=self.windows,
+            peer_budget=self.peer_budget,
+            max_degree=self.max_degree,
+        )
         if self.degree is not None:
             _at_least(1, degree=self.degree)
             if self.scheduler != "homogeneous":

@@ -217,6 +217,10 @@ def planner_config(config: RunConfig) -> PlannerConfig:
         sync=section.sync,
         gate=section.gate,
         max_degree=section.max_degree,
+        degrees=section.degrees,
+        windows=section.windows,
+        peer_budget=section.peer_budget,
+        equal_counts=section.equal_counts,
     )
 
 
