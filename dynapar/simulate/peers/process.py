@@ -36,14 +36,14 @@ class PeerTimeoutError(PeerError):
 class PeerProcess:
     """One peer, started when it is first asked and again after it was stopped."""
 
-    def __init__(self, name: str, *, limit: float = LIMIT) -> None:
+    def __init__(self, module: str, *, limit: float = LIMIT) -> None:
         """Start nothing yet.
 
         Args:
-            name: A module of this package with a `load`.
+            module: Name of a module with a `load` that gives a `Planner`.
             limit: CPU seconds of one plan.
         """
-        self.name, self.limit = name, limit
+        self.module, self.limit = module, limit
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
 
@@ -94,7 +94,7 @@ class PeerProcess:
         root = Path(__file__).parents[3]
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "dynapar.simulate.peers.worker", self.name, str(self.limit)],
+            [sys.executable, "-m", "dynapar.simulate.peers.worker", self.module, str(self.limit)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -138,6 +138,6 @@ class PeerProcess:
 @cache
 def peer(name: str) -> PeerProcess:
     """The process of a peer with the usual limit, shared by all who ask; it ends with ours."""
-    process = PeerProcess(name)
+    process = PeerProcess(f"{__package__}.{name}")
     atexit.register(process.close)
     return process
