@@ -173,7 +173,7 @@ def _item(item: dict[str, object], where: str, shape: ModelShape, images: int) -
 
 
 def _from_index(name: str, shape: ModelShape, path: Path) -> Subject:
-    from dynapar.data.indexfile import read_index
+    from dynapar.data.indexfile import media_tokens, read_index
 
     index = read_index(path)
     if name not in index.table.ids:
@@ -183,11 +183,14 @@ def _from_index(name: str, shape: ModelShape, path: Path) -> Subject:
         )
     row = index.table.ids.index(name)
     items = []
-    for medium in index.media(row):
+    media = index.media(row)
+    for medium, tokens in zip(media, media_tokens(media, shape), strict=True):
         label = f"{NAMES[medium.kind]} of {medium.height:,} x {medium.width:,} pixels"
         if medium.kind == VIDEO_KIND:
             label += f", {medium.frames:,} frames at {medium.fps:.4g} a second"
-        items.append(Item(label, medium.tokens(shape)))
+        if medium.kind == AUDIO_KIND:
+            label = f"audio of {medium.seconds:g} seconds"
+        items.append(Item(label, tokens))
     return Subject(id=name, text_tokens=int(index.table.text_tokens[row]), items=tuple(items))
 
 

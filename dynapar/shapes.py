@@ -209,6 +209,8 @@ class MediaTokens(NamedTuple):
     """Text tokens that come with it: start and end, time stamps, row breaks."""
     keys: int = 0
     """Encoder tokens that cross-attention layers see; 0: there are none."""
+    fps: float = 0.0
+    """Frames a second of a video's file; 0.0 for others."""
 
     @property
     def units(self) -> int:
@@ -300,7 +302,7 @@ class ModelShape:
                 "each. Remove the sample or repair the file."
             )
         _check_size("a video", height, width)
-        return self.family.video(self, frames, fps, height, width)
+        return self.family.video(self, frames, fps, height, width)._replace(fps=fps)
 
     def audio(self, seconds: float) -> MediaTokens:
         """Tokens of an audio clip.

@@ -25,6 +25,8 @@ class MediaSize(NamedTuple):
     """0.0 for an image."""
     counted: bool
     """The header had no number of frames; its packets were counted, not decoded."""
+    seconds: float = 0.0
+    """Length of an audio clip, whose height, width and frames are 0; else 0.0."""
 
 
 def unreadable(item: MediaFile, error: Exception) -> SampleError:

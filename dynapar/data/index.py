@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dynapar.data.chat import ChatTokenizer
 from dynapar.data.header import MediaSize
-from dynapar.data.indexfile import Header, Medium, write_index
+from dynapar.data.indexfile import Header, Medium, media_tokens, write_index
 from dynapar.data.indexfile import Index as Index
 from dynapar.data.indexfile import read_index as read_index
 from dynapar.data.media import media_size
@@ -18,12 +18,13 @@ from dynapar.data.records import Locator, MediaFile, Record
 from dynapar.data.sources import Source
 from dynapar.errors import SampleError
 from dynapar.meta import AUDIO, IMAGE, VIDEO
-from dynapar.shapes import IMAGE_KIND, ModelShape
+from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, VIDEO_KIND, ModelShape
 
 Progress = Callable[[int, int], None]
 """(samples done, samples in all); called now and then."""
 
 _EVERY = 16
+_BITS = {IMAGE_KIND: IMAGE, VIDEO_KIND: VIDEO, AUDIO_KIND: AUDIO}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,18 +177,18 @@ class _Builder:
         try:
             sizes = [self._size(item) for item in record.media]
             media = [
-                Medium(item.kind, size.height, size.width, size.frames, size.fps)
+                Medium(item.kind, size.height, size.width, size.frames, size.fps, size.seconds)
                 for item, size in zip(record.media, sizes, strict=True)
             ]
-            tokens = [medium.tokens(self._shape) for medium in media]
+            tokens = media_tokens(media, self._shape)
         except SampleError as error:
             raise SampleError(f"{record.place}: {error}") from None
-        rendered = self.tokenizer.render(record, [item.llm_tokens for item in tokens])
+        rendered = self.tokenizer.render(record, tokens)
         units = [item.unit_tokens for item in tokens for _ in range(item.units)]
         llm_tokens = len(rendered.ids)
         modalities = 0
         for medium in media:
-            modalities |= 1 if medium.kind == IMAGE_KIND else 2
+            modalities |= _BITS[medium.kind]
         columns: dict[str, object] = {
             "id": record.id,
             "llm_tokens": llm_tokens,

@@ -23,9 +23,9 @@ from dynapar.data.records import Locator, Member
 from dynapar.data.sources import Source
 from dynapar.errors import SourceError
 from dynapar.meta import IntArray, SampleTable
-from dynapar.shapes import IMAGE_KIND, MediaTokens, ModelShape
+from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, MediaTokens, ModelShape
 
-VERSION = 1
+VERSION = 2
 """Of the file's columns and metadata."""
 
 _MEMBER = pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())])
@@ -36,6 +36,7 @@ _MEDIUM = pa.struct(
         ("width", pa.int32()),
         ("frames", pa.int64()),
         ("fps", pa.float64()),
+        ("seconds", pa.float64()),
     ]
 )
 _COLUMNS: list[tuple[str, pa.DataType]] = [
@@ -62,17 +63,37 @@ class Medium(NamedTuple):
 
     kind: int
     height: int
+    """0 for an audio clip."""
     width: int
+    """0 for an audio clip."""
     frames: int
-    """1 for an image."""
+    """1 for an image, 0 for an audio clip."""
     fps: float
-    """0.0 for an image."""
+    """0.0 for all but videos."""
+    seconds: float = 0.0
+    """Length of an audio clip; 0.0 for others."""
 
-    def tokens(self, shape: ModelShape) -> MediaTokens:
-        """What the model makes of it; raises SampleError for an impossible size."""
+    def tokens(self, shape: ModelShape, *, images: int = 1) -> MediaTokens:
+        """What the model makes of it.
+
+        Args:
+            shape: The model.
+            images: Images in its sample.
+
+        Raises:
+            SampleError: The size is impossible, or the model takes no such media.
+        """
+        if self.kind == AUDIO_KIND:
+            return shape.audio(self.seconds)
         if self.kind == IMAGE_KIND:
-            return shape.image(self.height, self.width)
+            return shape.image(self.height, self.width, images=images)
         return shape.video(self.frames, self.fps, self.height, self.width)
+
+
+def media_tokens(media: Sequence[Medium], shape: ModelShape) -> list[MediaTokens]:
+    """What a model makes of all media of one sample; raises SampleError as `Medium.tokens`."""
+    images = sum(1 for medium in media if medium.kind == IMAGE_KIND)
+    return [medium.tokens(shape, images=images) for medium in media]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,20 +19,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dynapar.data.chat import ChatTokenizer, Rendered
+from dynapar.data.chat import ChatTokenizer
 from dynapar.data.header import Pixels
 from dynapar.data.index import Index
-from dynapar.data.indexfile import Medium
+from dynapar.data.indexfile import Medium, media_tokens
 from dynapar.data.media import decode_frames, decode_image
 from dynapar.data.patches import unit_patches
 from dynapar.data.positions import mrope_positions, text_positions
 from dynapar.data.records import MediaFile, Record
+from dynapar.data.rendered import Rendered
 from dynapar.data.samples import IGNORE, LoadedSample, MediaShape
 from dynapar.data.sources import Source
-from dynapar.errors import SampleError
+from dynapar.errors import ModelError, SampleError
 from dynapar.shapes import IMAGE_KIND, MediaTokens, ModelShape
 
 IntArray = npt.NDArray[np.int64]
+
+LOADABLE = ("qwen2_5_vl", "qwen2_vl")
+"""Families with media whose patches are `dynapar.data.patches`', and positions
+`dynapar.data.positions`'."""
 
 _logger = logging.getLogger(__name__)
 
@@ -58,8 +63,15 @@ class Materializer:
 
         Raises:
             SourceError: The index was made from another source or with other settings.
-            ModelError: The model's tokenizer is missing or unfit.
+            ModelError: The model's tokenizer is missing or unfit, or patches and positions of its
+                family are not known.
         """
+        if shape.has_media and shape.family.name not in LOADABLE:
+            raise ModelError(
+                f"model {shape.name!r} is of family {shape.family.name!r}, whose media cannot be "
+                f"loaded for training; expected one of {', '.join(LOADABLE)} or a model without "
+                "media. It can be indexed, planned, simulated and inspected."
+            )
         self._tokenizer = ChatTokenizer(shape)
         index.check(source=source, shape=shape, tokenizer=self._tokenizer.fingerprint)
         self._shape, self._source, self._index = shape, source, index
@@ -120,7 +132,7 @@ class Materializer:
         table = self._index.table
         _expect(record, "id", record.id, table.ids[row])
         _expect(record, "media kinds", [m.kind for m in record.media], [m.kind for m in sizes])
-        rendered = self._tokenizer.render(record, [item.llm_tokens for item in media])
+        rendered = self._tokenizer.render(record, media)
         _expect(record, "tokens", len(rendered.ids), int(table.llm_tokens[row]))
         _expect(record, "targets", rendered.label_tokens, int(table.label_tokens[row]))
         loaded: dict[int, Tensor] = {}
@@ -189,7 +201,7 @@ class Materializer:
             )
 
     def _media_tokens(self, row: int) -> list[MediaTokens]:
-        return [medium.tokens(self._shape) for medium in self._index.media(row)]
+        return media_tokens(self._index.media(row), self._shape)
 
     def _report(self, row: int, reason: str) -> None:
         id = self._index.table.ids[row]

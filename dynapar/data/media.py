@@ -1,7 +1,7 @@
 """Sizes of media from their headers, and the pixels of images.
 
-Sizes are those after the rotation that EXIF asks for. Videos are in `dynapar.data.video`, which
-needs the extra `video`.
+Sizes are those after the rotation that EXIF asks for. Videos are in `dynapar.data.video`, audio
+clips in `dynapar.data.audio`; both need the extra `video`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image
 from dynapar.data.header import MediaSize, Pixels, unreadable
 from dynapar.data.records import MediaFile
 from dynapar.errors import SourceError
-from dynapar.shapes import IMAGE_KIND
+from dynapar.shapes import AUDIO_KIND, IMAGE_KIND
 
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -35,12 +35,16 @@ def media_size(item: MediaFile) -> MediaSize:
     """Read an item's header.
 
     Raises:
-        SampleError: The file is missing, or no image or video that can be read.
-        SourceError: A video, and package av is not installed.
+        SampleError: The file is missing, or no image, video or audio clip that can be read.
+        SourceError: A video or an audio clip, and package av is not installed.
     """
     if item.kind == IMAGE_KIND:
         return _image_size(item)
     _require_av(item)
+    if item.kind == AUDIO_KIND:
+        from dynapar.data.audio import audio_seconds
+
+        return MediaSize(0, 0, 0, 0.0, False, audio_seconds(item))
     from dynapar.data import video
 
     return video.video_size(item)
@@ -99,6 +103,6 @@ def decode_frames(item: MediaFile, frames: Sequence[int]) -> dict[int, Pixels]:
 def _require_av(item: MediaFile) -> None:
     if importlib.util.find_spec("av") is None:
         raise SourceError(
-            f"{item.name} in {item.path} is a video, and package 'av' is not installed; videos "
-            "need it. Run: pip install 'dynapar[video]'"
+            f"{item.name} in {item.path} is a video or an audio clip, and package 'av' is not "
+            "installed; these need it. Run: pip install 'dynapar[video]'"
         )

@@ -1,8 +1,8 @@
 """One sample as its source tells it: turns of text and media, and where the media lie.
 
 Placeholders and media are matched here, so whatever comes out is consistent: the k-th `<image>` (or
-image part) of a sample is the k-th entry of its `images`, likewise for videos, and
-`Record.media` is in the order of the placeholders.
+image part) of a sample is the k-th entry of its `images`, likewise for videos and audio clips
+(`<audio>`, `audios`), and `Record.media` is in the order of the placeholders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from dynapar.errors import SampleError
-from dynapar.shapes import IMAGE_KIND, VIDEO_KIND
+from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, VIDEO_KIND
 
 ROLES = {
     "system": "system",
@@ -27,8 +27,8 @@ ROLES = {
 }
 """How a role may be written, and what the chat format calls it."""
 
-_PLACEHOLDER = re.compile("(<image>|<video>)")
-_KINDS = {"image": IMAGE_KIND, "video": VIDEO_KIND}
+_PLACEHOLDER = re.compile("(<image>|<video>|<audio>)")
+_KINDS = {"image": IMAGE_KIND, "video": VIDEO_KIND, "audio": AUDIO_KIND}
 
 
 class Member(NamedTuple):
@@ -60,10 +60,10 @@ class Locator(NamedTuple):
 
 
 class MediaFile(NamedTuple):
-    """An image or a video, as a file or a part of one."""
+    """An image, a video or an audio clip, as a file or a part of one."""
 
     kind: int
-    """IMAGE_KIND or VIDEO_KIND."""
+    """IMAGE_KIND, VIDEO_KIND or AUDIO_KIND."""
     name: str
     """Field and name, for messages: "images[0] 'media/a.png'"."""
     path: Path
@@ -141,11 +141,11 @@ FindMedia = Callable[[int, str, str], MediaFile]
 
 
 def parse_conversation(sample: object, *, default_id: str, place: str, find: FindMedia) -> Record:
-    """Read one sample: `messages` or `conversations`, with `images` and `videos`.
+    """Read one sample: `messages` or `conversations`, with `images`, `videos` and `audios`.
 
     Args:
-        sample: A JSON object. Content is a string with <image> and <video> in it, or a list of
-            parts {"type": "text" | "image" | "video", ...}.
+        sample: A JSON object. Content is a string with <image>, <video> and <audio> in it, or a
+            list of parts {"type": "text" | "image" | "video" | "audio", ...}.
         default_id: Its id where it has none of its own.
         place: File and line, for messages.
         find: Finds media by the names that stand in the sample.
@@ -158,10 +158,6 @@ def parse_conversation(sample: object, *, default_id: str, place: str, find: Fin
         raise SampleError(f"{place}: a sample is {type(sample).__name__}; expected a JSON object")
     id = str(sample.get("id", default_id))
     place = f"{place} (sample {id!r})"
-    if sample.get("audios"):
-        raise SampleError(
-            f"{place}: has 'audios'; this version reads images and videos. Drop them."
-        )
     reader = _Reader(place=place, find=find, media=[], named=_named_media(sample, place))
     turns = tuple(reader.turns(sample))
     for kind, names in reader.named.items():
@@ -186,7 +182,7 @@ def not_json(error: ValueError) -> str:
 
 
 def _named_media(sample: Mapping[str, object], place: str) -> dict[str, list[str] | None]:
-    """The entries of `images` and `videos`; None where the field is absent."""
+    """The entries of `images`, `videos` and `audios`; None where the field is absent."""
     named: dict[str, list[str] | None] = {}
     for kind in _KINDS:
         value = sample.get(f"{kind}s", sample.get(kind))
@@ -234,7 +230,7 @@ class _Reader:
     def parts(self, content: object, where: str) -> Iterator[str | int]:
         if isinstance(content, str):
             for piece in _PLACEHOLDER.split(content):
-                if piece in ("<image>", "<video>"):
+                if _PLACEHOLDER.fullmatch(piece):
                     yield self.item(piece[1:-1], None, where)
                 elif piece:
                     yield piece
@@ -253,7 +249,8 @@ class _Reader:
                 yield self.item(type, own if isinstance(own, str) else None, where)
             else:
                 raise SampleError(
-                    f"{self.place}: {where} has part {part!r}; expected type text, image or video"
+                    f"{self.place}: {where} has part {part!r}; expected type text, image, video or "
+                    "audio"
                 )
 
     def item(self, kind: str, name: str | None, where: str) -> int:

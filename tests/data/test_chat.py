@@ -12,6 +12,7 @@ from dynapar.catalog import load_model_shape
 from dynapar.data.chat import ChatTokenizer
 from dynapar.data.records import MediaFile, Record, parse_conversation
 from dynapar.errors import ModelError
+from dynapar.shapes import IMAGE_KIND, MediaTokens
 from tests.data.conftest import Demo
 
 TEMPLATE = (
@@ -34,6 +35,10 @@ def record(messages: list[dict[str, object]]) -> Record:
         place="here",
         find=lambda kind, field, name: MediaFile(kind, name, Path(name), 0, -1),
     )
+
+
+def tokens(*counts: int) -> list[MediaTokens]:
+    return [MediaTokens(IMAGE_KIND, (0, 0), (1, 1, 1), count, (), 0.0) for count in counts]
 
 
 def media(kind: str) -> dict[str, object]:
@@ -60,7 +65,7 @@ CONVERSATIONS: list[list[dict[str, object]]] = [
 def test_ids_are_those_of_the_released_template(
     demo: Demo, messages: list[dict[str, object]]
 ) -> None:
-    rendered = ChatTokenizer(demo.shape).render(record(messages), [1] * 5)
+    rendered = ChatTokenizer(demo.shape).render(record(messages), tokens(1, 1, 1, 1, 1))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(demo.folder / "model" / "tokenizer.json")
     )
@@ -70,7 +75,7 @@ def test_ids_are_those_of_the_released_template(
 
 
 def learnt_text(demo: Demo, messages: list[dict[str, object]]) -> str:
-    rendered = ChatTokenizer(demo.shape).render(record(messages), [3] * 5)
+    rendered = ChatTokenizer(demo.shape).render(record(messages), tokens(3, 3, 3, 3, 3))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(demo.folder / "model" / "tokenizer.json")
     )
@@ -94,7 +99,7 @@ def test_a_document_gets_no_system_turn(demo: Demo) -> None:
 
 
 def test_placeholders_have_their_kind(demo: Demo) -> None:
-    rendered = ChatTokenizer(demo.shape).render(record(CONVERSATIONS[1]), [3, 5, 7, 2, 4])
+    rendered = ChatTokenizer(demo.shape).render(record(CONVERSATIONS[1]), tokens(3, 5, 7, 2, 4))
     runs = [
         len(run) for run in np.split(rendered.kinds, np.flatnonzero(np.diff(rendered.kinds)) + 1)
     ]

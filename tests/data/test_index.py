@@ -38,7 +38,7 @@ def test_rows_hold_what_headers_say(demo: Demo, tmp_path: Path) -> None:
     assert table.modalities.tolist() == [3, 0]
     assert table.encoder_tokens.tolist() == [2 * 1296 + 96, 0]
     assert index.media(0)[1]._asdict() == {
-        "kind": 2, "height": 64, "width": 96, "frames": 33, "fps": 8.0,
+        "kind": 2, "height": 64, "width": 96, "frames": 33, "fps": 8.0, "seconds": 0.0,
     }  # fmt: skip
     assert index.locator(1) == open_source(str(path)).locate()[1]
     assert (summary.samples, summary.kinds) == (2, {"image + video": 1, "text": 1})
@@ -126,7 +126,7 @@ def test_files_that_are_no_index(demo: Demo, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no Parquet file"):
         read_index(path)
     pq.write_table(pa.table({"a": [1]}), path)
-    with pytest.raises(SourceError, match="has version None; expected 1"):
+    with pytest.raises(SourceError, match="has version None; expected 2"):
         read_index(path)
     columns = pq.read_table(demo.index.path)
     pq.write_table(columns.slice(0, 0), path)

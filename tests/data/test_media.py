@@ -73,7 +73,8 @@ def test_a_part_of_a_file_is_a_file(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.write_bytes(b"head" + clip + image + b"tail")
     inside = MediaFile(2, "clip", whole, 4, len(clip))
-    assert media_size(inside) == media_size(film(tmp_path / "a.mp4")) == (64, 96, 24, 8.0, False)
+    assert media_size(inside) == media_size(film(tmp_path / "a.mp4"))
+    assert media_size(inside) == MediaSize(64, 96, 24, 8.0, False)
     np.testing.assert_array_equal(
         decode_frames(inside, [20])[20], decode_frames(film(tmp_path / "a.mp4"), [20])[20]
     )

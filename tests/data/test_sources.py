@@ -75,8 +75,8 @@ def test_media_are_in_the_order_of_placeholders(tmp_path: Path) -> None:
         ({"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\] has role 'robot'"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has content None"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "audio"}]}]},
-            r"part \{'type': 'audio'\}; expected type text, image or video",
+            {"messages": [{"role": "user", "content": [{"type": "sound"}]}]},
+            r"part \{'type': 'sound'\}; expected type text, image, video or audio",
         ),
         ({"messages": [ASKED]}, r"<image> number 1, but 'images' has 0 entries"),
         (
@@ -91,7 +91,10 @@ def test_media_are_in_the_order_of_placeholders(tmp_path: Path) -> None:
             },
             r"names 'x' itself, and 'images' is given",
         ),
-        ({"messages": [said("a")], "audios": ["a.wav"]}, r"has 'audios'"),
+        (
+            {"messages": [said("a")], "audios": ["a.wav"]},
+            r"0 <audio> placeholders, but 'audios' has 1 entries",
+        ),
     ],
 )
 def test_malformed_samples_are_named(tmp_path: Path, sample: object, said: str) -> None:
