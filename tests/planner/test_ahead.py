@@ -61,25 +61,34 @@ def test_the_next_step_is_planned_while_one_trains() -> None:
             assert step == 2 or begun[step + 1].wait(WAIT)
 
 
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when the thread begins to wait."""
+    event, wait = threading.Event(), threading.Condition.wait
+
+    def seen(condition: threading.Condition, timeout: float | None = None) -> bool:
+        if threading.current_thread().name == "dynapar-planner":
+            event.set()
+        return wait(condition, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait", seen)
+    return event
+
+
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_no_more_than_the_asked_steps_are_begun(ahead: int) -> None:
-    taken = 0
-    full, lead = threading.Event(), []
+def test_the_asked_steps_are_begun_and_no_more(ahead: int, idle: threading.Event) -> None:
+    begun = []
 
     def counted(samples: SampleTable, *, step: int) -> StepPlan:
-        lead.append(step - taken)
-        if step - taken == ahead - 1:
-            full.set()
+        begun.append(step)
         return planner(samples, step=step)
 
     with plan_ahead(batches(), counted, ahead=ahead) as plans:
-        for _ in range(4):
-            assert full.wait(WAIT)
-            full.clear()
-            # Counted before it is taken, so that the thread cannot be ahead of the count.
-            taken += 1
+        for taken in range(3):
+            assert idle.wait(WAIT)
+            assert begun == list(range(taken + ahead))
+            idle.clear()
             next(plans)
-    assert max(lead) == ahead - 1
 
 
 def failing(samples: SampleTable, *, step: int) -> StepPlan:
