@@ -11,6 +11,7 @@ from dynapar.cluster import Cluster
 from dynapar.costs import load_costs
 from dynapar.plan_command import PlanRequest, plan_steps
 from dynapar.planner import PlannerConfig
+from dynapar.simulate.peers import PEERS
 from tests.test_cli import call, failed
 
 SMALL = ("--cluster", "1x4", "--global-batch", "24", "--steps", "2", "--draws", "2")
@@ -25,6 +26,9 @@ def test_a_workload_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "docs", *SMALL)
     for word in ("dynapar", "homogeneous", "static", "padded", "padded-best", "noisy s", "idle %"):
         assert word in text
+    for peer in PEERS:
+        assert f"│ {peer} " in text or f"note: {peer}: " in text
+    assert "note: megatron and verl see LLM tokens alone, as in use; encoder units are" in text
     assert "docs on 1x4, sync step, 24 samples a step, costs h100_7b (not measured)" in text
 
 

@@ -9,7 +9,9 @@ from dynapar.errors import ConfigError
 from dynapar.plan import Sync
 from dynapar.planner import PlannerConfig, plan_step
 from dynapar.simulate import Noise, expected_makespan, from_plan
-from dynapar.simulate.compare import OURS, Scene, compare, rows, shares, traffic_share
+from dynapar.simulate.compare import ALL, OURS, Scene, compare, rows, shares, traffic_share
+from dynapar.simulate.peers import PEERS
+from dynapar.simulate.peers.process import PeerProcess
 from dynapar.workloads import draw
 from tests.samples import table
 from tests.simulate.scenes import COSTS, config, random_table
@@ -27,7 +29,7 @@ def scene_of(sync: Sync, *, steps: int = 2, noise: Noise | None = None) -> Scene
 
 @pytest.mark.parametrize("sync", ["step", "microbatch"])
 def test_dynapar_is_never_behind(sync: Sync) -> None:
-    found = compare(scene_of(sync, steps=4))
+    found = compare(scene_of(sync, steps=4), [name for name in ALL if name not in PEERS])
     labels = [run.label for run in found.runs]
     assert labels[:3] == [OURS, "homogeneous", "static"]
     assert {"padded", "padded-best"} <= set(labels)
@@ -125,6 +127,57 @@ def test_who_cannot_run_is_noted() -> None:
     assert [run.label for run in found.runs] == [OURS]
     assert len(found.notes) == 1
     assert found.notes[0].startswith("static: there is no static layout: no single degree holds")
+
+
+@pytest.mark.parametrize("sync", ["step", "microbatch"])
+def test_peers_are_set_beside_it(sync: Sync) -> None:
+    """Those that are installed; docs/benchmarks/planner.md says where one of them is ahead."""
+    found = compare(scene_of(sync), PEERS)
+    labels = [run.label for run in found.runs]
+    missing = {note.partition(":")[0] for note in found.notes}
+    assert labels == [OURS, *(name for name in PEERS if name not in missing)]
+    assert {"dhp", "entrain"} <= set(labels)
+    for run, row in zip(found.runs, rows(found), strict=True):
+        assert run.steps == (0, 1)
+        assert float(row["gap %"]) >= 0.0
+        assert row["padding %"] == 0.0
+
+
+def test_a_peer_that_is_not_installed_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = PeerProcess("tests.simulate.peers.absent")
+    monkeypatch.setattr("dynapar.simulate.peers.peer", lambda name: process)
+    found = compare(scene_of("step"), ["megatron"])
+    assert [run.label for run in found.runs] == [OURS]
+    assert found.notes == ("megatron: absent is not installed; pip install absent==1",)
+
+
+def test_steps_that_a_peer_fails_are_left_out_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All three steps are one peer's whose plans hold at most 16,384 tokens on rank 0."""
+    process = PeerProcess("tests.simulate.peers.fake")
+    monkeypatch.setattr("dynapar.simulate.peers.peer", lambda name: process)
+    scene = Scene(
+        batches=(table([20_000, 50]), table([900, 800]), table([17_000])),
+        cluster=Cluster.parse("1x4"),
+        costs=COSTS,
+        config=config("step"),
+        noise=Noise(draws=2),
+    )
+    found = compare(scene, ["dhp"])
+    process.close()
+    ours, theirs = found.runs
+    assert (ours.steps, theirs.steps) == ((0, 1, 2), (1,))
+    assert len(theirs.expected) == len(theirs.makespans) == 1
+    assert found.notes == (
+        "dhp: failed at 2 of 3 steps, which its row leaves out; step 0: over capacity: position 0 "
+        "of microbatch 0 has 20,000 tokens; capacity is 16,384",
+    )
+    row = list(rows(found))[1]
+    assert row["gain"] == pytest.approx(theirs.makespans[0] / ours.makespans[1], abs=1e-4)
+    bound = found.bounds[1]
+    assert row["gap %"] == pytest.approx(100 * (theirs.makespans[0] / bound - 1), abs=1e-3)
+    closing = 250_000
+    whole = (theirs.makespans[0] + closing) / (ours.makespans[1] + closing)
+    assert row["with closing"] == pytest.approx(whole, abs=1e-4)
 
 
 def test_mistakes_are_named() -> None:
