@@ -15,7 +15,13 @@ from dynapar.costs import Costs, coefficients
 from dynapar.errors import PlanError
 from dynapar.meta import IntArray
 from dynapar.packing.ticks import Loads, microbatch_ticks, wave_parts
-from dynapar.plan.columns import DUMMY, offsets_of, positions, queues_in_order
+from dynapar.plan.columns import DUMMY, offsets_of, owners, positions, queues_in_order
+from dynapar.plan.holdings import (
+    column_problems,
+    coverage_problems,
+    memory_problems,
+    shape_problems,
+)
 from dynapar.plan.model import StepPlan, Sync
 from dynapar.plan.rules import rule_problems
 
@@ -34,12 +40,12 @@ def validate(plan: StepPlan, costs: Costs | None = None) -> None:
     Raises:
         PlanError: Something is wrong; the message names all of it.
     """
-    problems = list(_table_problems(plan))
+    problems = [*_table_problems(plan), *column_problems(plan)]
     if not problems:
-        problems += _coverage_problems(plan)
-        problems += _shape_problems(plan)
+        problems += coverage_problems(plan)
+        problems += shape_problems(plan)
     if not problems:
-        problems += _memory_problems(plan)
+        problems += memory_problems(plan)
         problems += _queue_problems(plan)
     if not problems:
         problems += rule_problems(plan)
@@ -83,149 +89,6 @@ def _table_problems(plan: StepPlan) -> Iterator[str]:
         yield f"chosen is {plan.chosen!r}; expected 'dynamic' or 'homogeneous'"
 
 
-def _coverage_problems(plan: StepPlan) -> Iterator[str]:
-    columns, names, count = plan.columns, plan.samples.ids, len(plan.samples)
-    rows, owner = columns.sample_rows, _owners(columns.sample_offsets)
-    for number in np.flatnonzero(np.diff(columns.sample_offsets) == 0):
-        yield f"microbatch {number} has no sample"
-    known = (rows >= 0) & (rows < count)
-    for entry in np.flatnonzero(~known):
-        yield f"microbatch {owner[entry]} runs row {rows[entry]} of {count} samples"
-    order = np.flatnonzero(known)[np.argsort(rows[known], kind="stable")]
-    for entry in np.flatnonzero(np.diff(rows[order]) == 0):
-        one, other = order[entry], order[entry + 1]
-        yield f"sample {names[rows[one]]!r} is in microbatches {owner[one]} and {owner[other]}"
-    for row in np.flatnonzero(np.bincount(rows[known], minlength=count) == 0):
-        yield f"sample {names[row]!r} is in no microbatch"
-
-
-def _owners(offsets: IntArray) -> IntArray:
-    """For every entry of rows that lie one after another, its row."""
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-
-
-def _ring_problems(plan: StepPlan, offsets: IntArray, ranks: IntArray) -> dict[int, str]:
-    """Of rows of ranks that are to work together, those that may not, and why."""
-    node, width = plan.ranks_per_node, np.diff(offsets)
-    half = node if node % 2 else node // 2
-    first = np.full(len(width), -1, np.int64)
-    first[width > 0] = ranks[offsets[:-1][width > 0]]
-    last = first + width - 1
-    gaps = ranks != np.repeat(first, width) + positions(offsets)
-    broken = (np.bincount(_owners(offsets)[gaps], minlength=len(width)) > 0) | (width == 0)
-    outside = (first < 0) | (last >= plan.ranks)
-    split = (width <= node) & (first // node != last // node)
-    ragged = (width > node) & ((first % half > 0) | (width % half > 0))
-    faults = {}
-    for row in np.flatnonzero(broken | outside | split | ragged).tolist():
-        span = f"ranks {first[row]}..{last[row]}"
-        if broken[row]:
-            own = ranks[offsets[row] : offsets[row + 1]].tolist()
-            faults[row] = f"ranks {own} are not consecutive and ascending"
-        elif outside[row]:
-            faults[row] = f"{span} are not all among 0..{plan.ranks - 1}"
-        elif split[row]:
-            faults[row] = f"{span} span nodes of {node}, yet would fit in one"
-        else:
-            faults[row] = f"{span} are not whole half nodes of {half}"
-    return faults
-
-
-def _shape_problems(plan: StepPlan) -> Iterator[str]:
-    columns, names = plan.columns, plan.samples.ids
-    rings = _ring_problems(plan, columns.rank_offsets, columns.ranks)
-    yield from (f"microbatch {number}: {what}" for number, what in rings.items())
-    # What is inside a microbatch is judged where its own ranks and rows are sound.
-    owner, rows = _owners(columns.sample_offsets), columns.sample_rows
-    judged = (rows >= 0) & (rows < len(plan.samples)) & ~np.isin(owner, list(rings))
-
-    def where(entry: int) -> tuple[str, str]:
-        return f"microbatch {owner[entry]}", repr(names[rows[entry]])
-
-    foreign = _foreign(plan, columns.share_offsets, columns.share_ranks)
-    shares = _ring_problems(plan, columns.share_offsets, columns.share_ranks)
-    for entry in sorted(foreign.keys() | shares.keys()):
-        if judged[entry]:
-            number, name = where(entry)
-            if entry in foreign:
-                yield f"{number}: sample {name} is on rank {foreign[entry]}, which is not in it"
-            else:
-                yield f"{number}: sample {name}: {shares[entry]}"
-    placed = np.diff(columns.unit_offsets)
-    units = np.diff(plan.samples.unit_offsets)[np.where(judged, rows, 0)]
-    for entry in np.flatnonzero(judged & (placed != units)).tolist():
-        number, name = where(entry)
-        yield (
-            f"{number}: sample {name} has {units[entry]} encoder units, {placed[entry]} are placed"
-        )
-    for entry, rank in _foreign(plan, columns.unit_offsets, columns.unit_ranks).items():
-        if judged[entry]:
-            number, name = where(entry)
-            yield (
-                f"{number}: an encoder unit of sample {name} is on rank {rank}, which is not in it"
-            )
-
-
-def _foreign(plan: StepPlan, offsets: IntArray, ranks: IntArray) -> dict[int, int]:
-    """Of rows of ranks, one a sample, those with a rank outside their microbatch, and the first."""
-    columns = plan.columns
-    owner = _owners(columns.sample_offsets)
-    width = np.diff(columns.rank_offsets)
-    first = np.zeros(len(width), np.int64)
-    first[width > 0] = columns.ranks[columns.rank_offsets[:-1][width > 0]]
-    row = _owners(offsets)
-    place = ranks - first[owner[row]]
-    outside = np.flatnonzero((place < 0) | (place >= width[owner[row]]))
-    return dict(zip(row[outside][::-1].tolist(), ranks[outside][::-1].tolist(), strict=True))
-
-
-def _cut(tokens: IntArray, degree: IntArray, position: IntArray) -> IntArray:
-    """Tokens on a position of a ring: zigzag chunks j and 2 * degree - 1 - j."""
-
-    def edge(chunk: IntArray) -> IntArray:
-        return chunk * tokens // (2 * degree)
-
-    mirror = 2 * degree - 1 - position
-    return edge(position + 1) - edge(position) + edge(mirror + 1) - edge(mirror)
-
-
-def _memory_problems(plan: StepPlan) -> Iterator[str]:
-    columns, table = plan.columns, plan.samples
-    rows, owner = columns.sample_rows, _owners(columns.sample_offsets)
-    # Where the row of a rank of the sample's microbatch lies, but for the rank itself.
-    base = (columns.rank_offsets[:-1] - columns.ranks[columns.rank_offsets[:-1]])[owner]
-    share, unit = _owners(columns.share_offsets), _owners(columns.unit_offsets)
-    tokens, encoder = np.zeros((2, len(columns.ranks)), np.int64)
-    cut = _cut(
-        table.llm_tokens[rows][share], columns.degrees[share], positions(columns.share_offsets)
-    )
-    np.add.at(tokens, base[share] + columns.share_ranks, cut)
-    own = table.unit_offsets[rows][unit] + positions(columns.unit_offsets)
-    np.add.at(encoder, base[unit] + columns.unit_ranks, table.unit_tokens[own])
-    held = _owners(columns.rank_offsets)
-    for what, derived, stated, most, key in (
-        ("tokens", tokens, columns.tokens, plan.capacity, "capacity"),
-        (
-            "encoder tokens",
-            encoder,
-            columns.encoder_tokens,
-            plan.encoder_capacity,
-            "encoder_capacity",
-        ),
-    ):
-        for number in np.unique(held[derived != stated]):
-            span = slice(columns.rank_offsets[number], columns.rank_offsets[number + 1])
-            yield (
-                f"microbatch {number}: {what} per rank are {derived[span].tolist()}; the plan says "
-                f"{stated[span].tolist()}"
-            )
-        for entry in np.flatnonzero(derived > most):
-            yield (
-                f"microbatch {held[entry]}: rank {columns.ranks[entry]} holds {derived[entry]:,} "
-                f"{what}; {key} is {most:,}"
-            )
-
-
 def _queue_problems(plan: StepPlan) -> Iterator[str]:
     columns = plan.columns
     if len(columns.queue_offsets) - 1 != plan.ranks:
@@ -234,7 +97,7 @@ def _queue_problems(plan: StepPlan) -> Iterator[str]:
     offsets, expected = queues_in_order(columns.rank_offsets, columns.ranks, plan.ranks)
     runs = columns.queue != DUMMY
     found = columns.queue[runs]
-    rank = _owners(columns.queue_offsets)
+    rank = owners(columns.queue_offsets)
     own = offsets_of(np.bincount(rank[runs], minlength=plan.ranks))
     wrong = not (np.array_equal(own, offsets) and np.array_equal(found, expected))
     for each in range(plan.ranks) if wrong else ():
@@ -260,7 +123,7 @@ def _wave_problems(plan: StepPlan) -> Iterator[str]:
         return
     runs = columns.queue != DUMMY
     number, index = columns.queue[runs], positions(columns.queue_offsets)[runs]
-    rank = _owners(columns.queue_offsets)[runs]
+    rank = owners(columns.queue_offsets)[runs]
     place = np.zeros(len(columns.ticks), np.int64)
     place[number[::-1]] = index[::-1]  # of its first rank: what is written last stays
     for entry in np.flatnonzero(index != place[number]):

@@ -186,6 +186,11 @@ def offsets_of(counts: IntArray) -> IntArray:
     return offsets
 
 
+def owners(offsets: IntArray) -> IntArray:
+    """For every entry of rows that lie one after another, its row."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
 def positions(offsets: IntArray) -> IntArray:
     """For every entry of rows that lie one after another, its place in its row."""
     return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))

@@ -126,6 +126,31 @@ def test_no_more_than_the_asked_steps_are_begun(demo: Demo) -> None:
         next(loader)
 
 
+def test_a_step_is_planned_while_another_loads_and_dropped_on_closing(demo: Demo) -> None:
+    good = planner(1)
+    made, planned, loading = threading.Event(), threading.Event(), threading.Event()
+    loaded = []
+
+    def plan(samples: SampleTable, step: int) -> StepPlan:
+        if step == 1:
+            planned.set()
+        return good(samples, step)
+
+    def prepare(plan: StepPlan, samples: Mapping[int, LoadedSample]) -> None:
+        loaded.append(plan.step)
+        loading.set()
+        assert made.wait(60)
+        with loader._changed:
+            loader._changed.wait_for(lambda: loader._closing)
+
+    loader = open_demo(demo, plan=plan, prepare=prepare, ahead=2)
+    made.set()
+    with loader:
+        assert loading.wait(60)
+        assert planned.wait(60)
+    assert loaded == [0]
+
+
 def test_a_failure_in_the_thread_reaches_training(demo: Demo) -> None:
     good = planner(1)
 
