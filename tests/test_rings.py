@@ -58,7 +58,8 @@ def test_no_rank_meets_more_than_the_budget(text: str, kind: Degrees, windows: W
         rules = RingRules(degrees=kind, windows=windows, peer_budget=budget)
         free = RingRules(degrees=kind, windows=windows, peer_budget=None)
         degrees, ladder = allowed_degrees(cluster, rules), allowed_degrees(cluster, free)
-        assert degrees == ladder[: len(degrees)] and degrees[0] == 1
+        assert degrees == ladder[: len(degrees)]
+        assert degrees[0] == 1
         assert most_peers(cluster, degrees, windows) <= budget
         if len(degrees) < len(ladder):  # and no more is given up than must be
             assert most_peers(cluster, ladder[: len(degrees) + 1], windows) > budget
