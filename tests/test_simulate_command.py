@@ -143,7 +143,7 @@ def test_simulating_loads_neither_torch_nor_transformers() -> None:
         "import sys\n"
         "from dynapar.simulate_command import simulate_command\n"
         "simulate_command('docs', cluster='1x2', capacity=16384, encoder_capacity=65536,"
-        " global_batch=8, steps=1, draws=1)\n"
+        " global_batch=8, steps=1, draws=1, compare='static,padded,verl')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'matplotlib')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)

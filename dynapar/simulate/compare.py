@@ -18,7 +18,7 @@ from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step
 from dynapar.planner.problem import Candidate, Problem, make_problem
 from dynapar.simulate.noise import Noise, expected_makespan, slow_factors
 from dynapar.simulate.padded import dividing_degrees, fixed_degree, padded_schedule
-from dynapar.simulate.peers import PEERS, PeerMissingError, plan_with
+from dynapar.simulate.peers import PEERS, PeerMissingError, peer, plan_with
 from dynapar.simulate.replay import (
     AFTER,
     BEFORE,
@@ -228,6 +228,8 @@ def compare(
         raise ConfigError("there are no steps to compare; give 1 or more")
     runs, notes = [], []
     names = list(dict.fromkeys((OURS, *schedulers)))
+    for name in filter(PEERS.__contains__, names):
+        peer(name).start()  # is imported while others plan
     for done, name in enumerate(names):
         advance(done, len(names))
         try:

@@ -145,7 +145,8 @@ def test_peers_are_set_beside_it(sync: Sync) -> None:
 
 def test_a_peer_that_is_not_installed_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     process = PeerProcess("tests.simulate.peers.absent")
-    monkeypatch.setattr("dynapar.simulate.peers.peer", lambda name: process)
+    for place in ("dynapar.simulate.peers", "dynapar.simulate.compare"):
+        monkeypatch.setattr(f"{place}.peer", lambda name: process)
     found = compare(scene_of("step"), ["megatron"])
     assert [run.label for run in found.runs] == [OURS]
     assert found.notes == ("megatron: absent is not installed; pip install absent==1",)
@@ -154,7 +155,8 @@ def test_a_peer_that_is_not_installed_is_noted(monkeypatch: pytest.MonkeyPatch) 
 def test_steps_that_a_peer_fails_are_left_out_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """All three steps are one peer's whose plans hold at most 16,384 tokens on rank 0."""
     process = PeerProcess("tests.simulate.peers.fake")
-    monkeypatch.setattr("dynapar.simulate.peers.peer", lambda name: process)
+    for place in ("dynapar.simulate.peers", "dynapar.simulate.compare"):
+        monkeypatch.setattr(f"{place}.peer", lambda name: process)
     scene = Scene(
         batches=(table([20_000, 50]), table([900, 800]), table([17_000])),
         cluster=Cluster.parse("1x4"),

@@ -15,7 +15,8 @@ from dynapar.cluster import Cluster
 from dynapar.planner.problem import Problem
 from dynapar.simulate.padded import dividing_degrees, fixed_degree
 from dynapar.simulate.peers.judge import ask, judge
-from dynapar.simulate.peers.process import PeerProcess, PeerTimeoutError, peer
+from dynapar.simulate.peers.process import PeerProcess, PeerTimeoutError
+from dynapar.simulate.peers.process import peer as peer
 from dynapar.simulate.peers.request import PeerError as PeerError
 from dynapar.simulate.peers.request import PeerMissingError as PeerMissingError
 from dynapar.simulate.replay import replay
@@ -64,7 +65,7 @@ def plan_with(
         PlanError: The longest sample fits at no degree that divides the cluster.
     """
     runner = process or peer(name)
-    runner.start()
+    runner.wait()
     if name not in STATIC:
         return [_outcome(runner, problem, 0) for problem in problems]
     longest = max(int(problem.samples.llm_tokens.max(initial=1)) for problem in problems)

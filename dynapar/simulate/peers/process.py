@@ -46,6 +46,7 @@ class PeerProcess:
         self.module, self.limit = module, limit
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
+        self._ready = False
 
     def ask(self, request: Request) -> tuple[Plan, float]:
         """A plan, and the CPU seconds that it took.
@@ -68,16 +69,31 @@ class PeerProcess:
         return reply.plan, reply.seconds
 
     def start(self) -> None:
-        """Import the peer.
+        """Begin to import the peer, without waiting for it."""
+        if self._process is not None:
+            return
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        root = Path(__file__).parents[3]
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dynapar.simulate.peers.worker", self.module, str(self.limit)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        )
+
+    def wait(self) -> None:
+        """Wait until the peer is imported.
 
         Raises:
-            PeerMissingError: It is not installed.
+            PeerMissingError: It is not installed, or does not start.
         """
         self._running()
 
     def close(self) -> None:
         """End the process, if there is one."""
-        process, self._process = self._process, None
+        process, self._process, self._ready = self._process, None, False
         if process is None:
             return
         process.kill()
@@ -88,25 +104,21 @@ class PeerProcess:
                     stream.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is not None:
-            return self._process
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        root = Path(__file__).parents[3]
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "dynapar.simulate.peers.worker", self.module, str(self.limit)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        )
+        self.start()
+        process = self._process
+        assert process is not None
+        if self._ready:
+            return process
         try:
             missing: str = pickle.load(self._speaks(process, START))
         except EOFError:
             raise PeerMissingError(f"{self._ended()}; install what it needs") from None
+        except PeerTimeoutError:
+            raise PeerMissingError(f"it was not imported within {START:g} s; try again") from None
         if missing:
             self.close()
             raise PeerMissingError(missing)
+        self._ready = True
         return process
 
     def _speaks(self, process: subprocess.Popen[bytes], seconds: float) -> IO[bytes]:

@@ -34,7 +34,7 @@ def problem_of(
 def installed(name: str) -> None:
     """Skip a test of a peer that is not installed."""
     try:
-        peer(name).start()
+        peer(name).wait()
     except PeerMissingError as error:
         pytest.skip(str(error))
 

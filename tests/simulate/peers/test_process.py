@@ -72,5 +72,5 @@ def test_what_is_missing_is_named(module: str, message: str) -> None:
     process = PeerProcess(f"{HERE}.{module}")
     for _ in range(2):
         with pytest.raises(PeerMissingError, match=message):
-            process.start()
+            process.wait()
     process.close()
