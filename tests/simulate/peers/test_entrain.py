@@ -40,8 +40,8 @@ def test_the_encoders_work_is_made_even_first() -> None:
 
 
 def test_excess_llm_work_is_deferred() -> None:
-    """By the encoder alone 900 + 100 and 500 + 450 run together, and so both long texts."""
-    samples = table([6_000, 500, 500, 6_000], [[900], [500], [450], [100]])
+    """By the encoder alone 900 + 100 and 500 + 480 run together, and so both long texts."""
+    samples = table([6_000, 500, 500, 6_000], [[900], [500], [480], [100]])
     problem = problem_of(samples, "1x2")
     made = plan(ask(problem, 1))
     assert sorted(0 in piece.rows and 3 in piece.rows for piece in made) == [False, False]
