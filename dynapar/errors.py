@@ -35,6 +35,10 @@ class PlanError(DynaparError, ValueError):
     """The samples of a step cannot be placed on the ranks, or a plan breaks its contract."""
 
 
+class EmptyStepError(PlanError):
+    """A step has no samples: there is nothing to plan, to run or to divide the loss by."""
+
+
 class ControlError(DynaparError, RuntimeError):
     """The ranks disagree about what to run."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynapar.cluster import Cluster
 from dynapar.costs import load_costs
-from dynapar.errors import ConfigError, PlanError
+from dynapar.errors import ConfigError, EmptyStepError, PlanError
 from dynapar.meta import SampleTable
 from dynapar.plan import StepPlan, Sync, plan_digest, validate
 from dynapar.planner import (
@@ -156,9 +156,22 @@ def test_more_ranks_than_samples_leaves_queues_empty(sync: Sync) -> None:
     validate(made, COSTS)
     empty = [queue for queue in made.queues if not any(entry is not None for entry in queue)]
     assert len(empty) == 2
-    none = plan(table([]), FOUR, settings)
-    validate(none, COSTS)
-    assert (none.makespan, none.gap, none.microbatches) == (0, 0.0, ())
+
+
+def test_a_step_without_samples_is_refused() -> None:
+    for make in (
+        lambda: plan(table([]), FOUR, config()),
+        lambda: homogeneous_plan(
+            table([]), degree=1, step=3, cluster=FOUR, costs=COSTS, config=config()
+        ),
+        lambda: random_plan(table([]), seed=0, step=3, cluster=FOUR, costs=COSTS, config=config()),
+    ):
+        with pytest.raises(EmptyStepError) as caught:
+            make()
+        assert str(caught.value) == (
+            "step 3 has no samples; expected at least one. Leave the step out, or look at what "
+            "chose its samples: the source may be empty, or all of it filtered out"
+        )
 
 
 def test_a_long_sample_gets_a_ring_and_short_ones_do_not_wait() -> None:

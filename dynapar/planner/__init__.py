@@ -14,7 +14,6 @@ from dynapar.cluster import Cluster
 from dynapar.costs import Costs
 from dynapar.errors import PlanError
 from dynapar.meta import SampleTable
-from dynapar.packing.ticks import Layout
 from dynapar.plan import StepPlan
 from dynapar.planner.ahead import plan_ahead as plan_ahead
 from dynapar.planner.build import assemble as assemble
@@ -26,13 +25,14 @@ from dynapar.planner.equal import (
     equal_candidates,
     no_way,
 )
+from dynapar.planner.few import search_few
 from dynapar.planner.homogeneous import (
     at_degree,
     best_homogeneous,
     fits_all,
     homogeneous_degrees,
 )
-from dynapar.planner.problem import Candidate, Problem, make_problem, price
+from dynapar.planner.problem import make_problem
 from dynapar.planner.random import random_plan as random_plan
 from dynapar.planner.step import best_step
 from dynapar.planner.waves import best_waves
@@ -45,23 +45,23 @@ def plan_step(
 
     Long samples are shared by rings of ranks, short ones packed on single ranks or on rings that
     have time left; several such schedules are built, improved and simulated, the best homogeneous
-    one among them, and the shortest is taken.
+    one among them, and the shortest is taken. Of fewer than `FEWER_THAN` samples on a small cluster
+    (`packing.exact`) all plans are tried, within a count; the plan says whether it is `optimal`.
 
     Args:
-        samples: The whole global batch; none at all gives empty queues.
+        samples: The whole global batch, one sample or more.
         step: Number of the step.
         cluster: The ranks.
         costs: What work costs.
         config: Capacities, `sync`, `gate`, and the rules of rings.
 
     Raises:
+        EmptyStepError: There are no samples.
         PlanError: A sample cannot be placed (the message names it, the limit and the remedies), or
             no way was found to give all ranks equal counts.
     """
     began = time.perf_counter()
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
-    if not len(samples):
-        return _empty(problem, began)
     order = problem.order
     bound = problem.bound()
     if config.equal_counts:
@@ -70,24 +70,20 @@ def plan_step(
         find = best_waves if problem.lockstep else best_step
         dynamic = find(problem, order, bound)
         degree, homogeneous = best_homogeneous(problem, order, rival=dynamic.makespan)
+    dynamic, least = search_few(problem, dynamic, homogeneous, bound)
+    found, single = dynamic, False
     if homogeneous is not None:
         within = homogeneous.makespan * (1.0 - config.gate)
         if homogeneous.makespan <= dynamic.makespan or dynamic.makespan >= within > 0:
-            return to_plan(
-                problem,
-                homogeneous,
-                bound=bound,
-                homogeneous=(degree, homogeneous.makespan),
-                chosen="homogeneous",
-                seconds=time.perf_counter() - began,
-            )
+            found, single = homogeneous, True
     return to_plan(
         problem,
-        dynamic,
+        found,
         bound=bound,
         homogeneous=(degree, homogeneous.makespan if homogeneous else 0),
-        chosen="dynamic",
+        chosen="homogeneous" if single else "dynamic",
         seconds=time.perf_counter() - began,
+        optimal=found.makespan <= least,
     )
 
 
@@ -111,6 +107,7 @@ def homogeneous_plan(
         config: Capacities and `sync`.
 
     Raises:
+        EmptyStepError: There are no samples.
         PlanError: The degree is not one of the cluster's, or some sample does not fit at it.
     """
     began = time.perf_counter()
@@ -120,8 +117,6 @@ def homogeneous_plan(
         raise PlanError(
             f"degree is {degree}; cluster {cluster} allows {', '.join(map(str, allowed))}"
         )
-    if not len(samples):
-        return _empty(problem, began)
     order = problem.order
     equal = config.equal_counts
     if degree is None:
@@ -148,20 +143,5 @@ def homogeneous_plan(
         bound=problem.bound(),
         homogeneous=(degree, found.makespan),
         chosen="homogeneous",
-        seconds=time.perf_counter() - began,
-    )
-
-
-def _empty(problem: Problem, began: float) -> StepPlan:
-    """A plan without samples: every queue is empty."""
-    none = np.zeros(0, np.int64)
-    layout = Layout(none, none, none, np.zeros(1, np.int64), none, none, none, none)
-    found: Candidate = price(problem, layout)
-    return to_plan(
-        problem,
-        found,
-        bound=0,
-        homogeneous=(0, 0),
-        chosen="dynamic",
         seconds=time.perf_counter() - began,
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from dynapar.cluster import Cluster
 from dynapar.costs import Costs, coefficients
-from dynapar.errors import PlanError
+from dynapar.errors import EmptyStepError, PlanError
 from dynapar.meta import SampleTable
 from dynapar.packing.balance import lay_out
 from dynapar.packing.bounds import lower_bound
@@ -26,7 +26,7 @@ from dynapar.packing.ticks import (
     wave_parts,
 )
 from dynapar.planner.config import PlannerConfig
-from dynapar.rings import allowed_degrees, narrowing
+from dynapar.rings import allowed_degrees, narrowing, pod_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,15 @@ def make_problem(
     """Check that every sample can be placed, and lay the step out as arrays.
 
     Raises:
+        EmptyStepError: There are no samples.
         PlanError: A sample is longer than all ranks that may share it hold, or an encoder unit is
             larger than a rank may encode; the message names it.
     """
+    if not len(samples):
+        raise EmptyStepError(
+            f"step {step} has no samples; expected at least one. Leave the step out, or look at "
+            f"what chose its samples: the source may be empty, or all of it filtered out"
+        )
     degrees = allowed_degrees(cluster, config.rings)
     constants = coefficients(costs, ranks_per_node=cluster.ranks_per_node)
     limits = Limits(
@@ -87,6 +93,7 @@ def make_problem(
         grain=cluster.half_node,
         degrees=np.array(degrees, np.int64),
         largest=degrees[-1],
+        pod=pod_ranks(cluster, config.rings),
         aligned=config.windows == "aligned",
         capacity=config.capacity,
         encoder_capacity=config.encoder_capacity,
