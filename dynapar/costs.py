@@ -22,6 +22,8 @@ REFERENCE = "h100_7b"
 SHIPPED = (REFERENCE, "harder")
 """Names of all shipped costs. "harder" has a dearer microbatch, longer hops and slower links."""
 TICKS_PER_SECOND = 1_000_000
+MOST_TICKS = 1 << 40
+"""No coefficient reaches this: 12 days."""
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 Section = TypeVar("Section")
@@ -253,13 +255,16 @@ def coefficients(costs: Costs, *, ranks_per_node: int) -> Coefficients:
     Args:
         costs: The cost file.
         ranks_per_node: Degrees above this pay the bandwidth between nodes.
+
+    Raises:
+        CostsError: One of them is too large to be counted with.
     """
     second = float(TICKS_PER_SECOND)
     linear, attention, exchange = costs.linear, costs.attention, costs.exchange
     encoder, sharded = costs.encoder, costs.sharded
     token = 6.0 * linear.parameters / linear.flops * second
     wire = exchange.passes * exchange.needed_share * exchange.kv_bytes_per_token * second
-    return Coefficients(
+    found = Coefficients(
         linear_token=token,
         linear_rank=_ticks(token * linear.half_rate_tokens),
         attention_pair=7.0 * attention.layers * attention.hidden / attention.flops * second,
@@ -275,8 +280,15 @@ def coefficients(costs: Costs, *, ranks_per_node: int) -> Coefficients:
         encoder_floor=_ticks(sharded.encoder_bytes / sharded.bytes_per_s * second),
         node=ranks_per_node,
     )
+    for name, value in found._asdict().items():
+        if not value < MOST_TICKS:
+            raise CostsError(
+                f"costs {costs.name!r} give {name} {value:.3g} microseconds; expected less than "
+                f"{MOST_TICKS:.3g}. Check the rates: FLOPs and bytes are a second's"
+            )
+    return found
 
 
 def _ticks(value: float) -> int:
-    """Half up, like every rounding to ticks."""
-    return int(value + 0.5)
+    """Half up, like every rounding to ticks; at most `MOST_TICKS`, which is refused."""
+    return int(value + 0.5) if value < MOST_TICKS else MOST_TICKS

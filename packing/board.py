@@ -285,7 +285,7 @@ def _in_waves(
     more = max(0, case.fewest - waves)
     rest += more * max(base, costs.llm_floor)
     even = (waves + more) * base - (-work // limits.ranks)
-    return max(encoders, case.apart) + max(rest, even)
+    return int(max(encoders, case.apart) + max(rest, even))
 
 
 @kernel

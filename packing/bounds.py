@@ -185,7 +185,7 @@ def _reachable(mean: int, sizes: IntArray) -> int:
     """The least sum of whole sizes, each any number of times, that is at least `mean`."""
     best = _ceil(mean, sizes[0]) * sizes[0]
     if sizes.shape[0] == 1:
-        return best
+        return int(best)
     second = sizes[1]
     third = sizes[2] if sizes.shape[0] > 2 else mean + 1
     for a in range(mean // third + 1):

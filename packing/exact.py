@@ -115,7 +115,8 @@ def complete(limits: Limits) -> bool:
     """Whether rings may have every degree up to the largest and start wherever they fit."""
     inside = min(limits.node, limits.largest)
     wide = range(limits.node + limits.grain, limits.largest + 1, limits.grain)
-    return not limits.aligned and limits.degrees.tolist() == [*range(1, inside + 1), *wide]
+    free = not limits.aligned and limits.pod == limits.ranks
+    return free and limits.degrees.tolist() == [*range(1, inside + 1), *wide]
 
 
 @kernel
@@ -155,7 +156,7 @@ def _shared_choices(
             if weight < most and (depth < n - 1 or packed(board, case, limits)):
                 rank_choice(trail, depth, choice, weight)
         take_back(trail, depth, board, case, limits)
-    return choices
+    return int(choices)
 
 
 @kernel

@@ -26,6 +26,7 @@ from dynapar.packing.ticks import (
     wave_parts,
 )
 from dynapar.planner.config import PlannerConfig
+from dynapar.planner.magnitudes import check_magnitudes
 from dynapar.rings import allowed_degrees, narrowing, pod_ranks
 
 
@@ -77,8 +78,9 @@ def make_problem(
 
     Raises:
         EmptyStepError: There are no samples.
-        PlanError: A sample is longer than all ranks that may share it hold, or an encoder unit is
-            larger than a rank may encode; the message names it.
+        PlanError: A sample is longer than all ranks that may share it hold, an encoder unit is
+            larger than a rank may encode, or one of them has no tokens or more ticks than can be
+            counted; the message names it.
     """
     if not len(samples):
         raise EmptyStepError(
@@ -98,6 +100,7 @@ def make_problem(
         capacity=config.capacity,
         encoder_capacity=config.encoder_capacity,
     )
+    check_magnitudes(samples, constants, degrees[-1])
     # Copies: kernels are compiled for writable contiguous arrays alone.
     offsets = np.array(samples.unit_offsets, np.int64)
     units = np.array(samples.unit_tokens, np.int64)
