@@ -4,15 +4,19 @@ A *window* is a run of consecutive ranks: inside one node at any rank, or, where
 node, whole half nodes. Rules narrow that down, for runtimes that know only some windows, and so
 that no rank meets more than `peer_budget` others in a whole run.
 
-**Peers.** Under given rules the windows do not depend on a step's samples. The peers of a rank are
-the ranks of all windows that hold it; such windows overlap in that rank, so their union is a run of
-ranks too, from the first start to the last end. `allowed_degrees` goes through the degrees in
-ascending order, stretches each rank's run by the windows of the next degree, and stops before the
-first degree at which some rank's run has more than `peer_budget` + 1 ranks. Every plan uses windows
-of the degrees that are left alone, so no rank ever meets more than its run: `peer_budget` others.
+**Peers.** Under given rules the windows do not depend on a step's samples, so the peers of a rank
+in a whole run are among the ranks of all windows that hold it. A budget of at least a node's other
+ranks cuts the cluster into *pods*: as many whole nodes as budget + 1 ranks hold, the last pod maybe
+fewer. A window lies in one pod (one node is inside one pod anyway), so a rank meets the other ranks
+of its pod at most: `peer_budget` or fewer. Inside its pod all is allowed: with a budget of b no
+window can have more than b + 1 ranks, and the pods' are as long as whole nodes allow. Were windows
+to start at every half node of the cluster instead, runs of up to k half nodes of r ranks would give
+a rank (2k - 1) * r - 1 peers: windows half as long for the same budget.
 
-Inside a node of g ranks, windows that start anywhere give a rank at most min(2d - 1, g) - 1 peers
-up to degree d; runs of up to k of a cluster's h half nodes of r ranks, min(2k - 1, h) * r - 1.
+A smaller budget leaves windows inside nodes alone, up to a degree. The windows that hold a rank
+overlap in it, so their union is a run too, from the first start to the last end; degrees are
+allowed, in ascending order, until some rank's run has more than budget + 1 ranks. Where windows
+start anywhere in a node of g ranks, those of up to d ranks give it min(2d - 1, g) - 1 peers.
 """
 
 from __future__ import annotations
@@ -20,9 +24,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
-
-import numpy as np
-import numpy.typing as npt
 
 from dynapar.cluster import Cluster
 from dynapar.errors import ConfigError
@@ -60,27 +61,41 @@ class RingRules:
                 raise ConfigError(f"{name} is {amount}; expected {least} or more, or none")
 
 
-def first_ranks(cluster: Cluster, degree: int, windows: Windows) -> range | tuple[int, ...]:
+def pod_ranks(cluster: Cluster, rules: RingRules) -> int:
+    """Ranks of a pod; all of the cluster's where the budget does not cut it.
+
+    >>> pod_ranks(Cluster(nodes=128, ranks_per_node=8), RingRules(peer_budget=64))
+    64
+    """
+    budget, node = rules.peer_budget, cluster.ranks_per_node
+    if budget is None or budget >= cluster.ranks - 1:
+        return cluster.ranks
+    return max(1, (budget + 1) // node) * node
+
+
+def first_ranks(cluster: Cluster, degree: int, rules: RingRules) -> tuple[int, ...]:
     """The first ranks of all windows of a degree, ascending.
 
     Args:
         cluster: The ranks.
-        degree: One of `cluster.degrees()`.
-        windows: Whether they start anywhere or at multiples of the degree.
+        degree: One of `allowed_degrees`.
+        rules: Where windows may start, and the peer budget.
 
-    >>> first_ranks(Cluster(nodes=2, ranks_per_node=4), 3, "aligned")
+    >>> first_ranks(Cluster(nodes=2, ranks_per_node=4), 3, RingRules(windows="aligned"))
     (0, 4)
     """
     node = cluster.ranks_per_node
-    if degree > node:
-        step = degree if windows == "aligned" else cluster.half_node
-        return range(0, cluster.ranks - degree + 1, step)
-    step = degree if windows == "aligned" else 1
-    return tuple(
-        first
-        for begin in range(0, cluster.ranks, node)
-        for first in range(begin, begin + node - degree + 1, step)
-    )
+    if degree <= node:
+        step = degree if rules.windows == "aligned" else 1
+        return tuple(
+            first
+            for begin in range(0, cluster.ranks, node)
+            for first in range(begin, begin + node - degree + 1, step)
+        )
+    step = degree if rules.windows == "aligned" else cluster.half_node
+    pod = pod_ranks(cluster, rules)
+    firsts = range(0, cluster.ranks - degree + 1, step)
+    return tuple(first for first in firsts if first % pod + degree <= pod)
 
 
 @lru_cache(maxsize=64)
@@ -93,12 +108,24 @@ def allowed_degrees(cluster: Cluster, rules: RingRules) -> tuple[int, ...]:
     degrees = cluster.degrees(rules.max_degree)
     if rules.degrees == "pow2":
         degrees = tuple(d for d in degrees if d & (d - 1) == 0)
-    if rules.peer_budget is None or rules.peer_budget >= cluster.ranks - 1:
-        return degrees
-    begin, end = np.arange(cluster.ranks), np.arange(1, cluster.ranks + 1)
+    node, budget = cluster.ranks_per_node, rules.peer_budget
+    if budget is not None and budget < node - 1:
+        return _inside_node(tuple(d for d in degrees if d <= node), node, rules.windows, budget)
+    return tuple(d for d in degrees if d <= pod_ranks(cluster, rules))
+
+
+def _inside_node(
+    degrees: tuple[int, ...], node: int, windows: Windows, budget: int
+) -> tuple[int, ...]:
+    """The first of the degrees: those whose windows in a node keep to the budget together."""
+    begin, end = list(range(node)), list(range(1, node + 1))
     for place, degree in enumerate(degrees):
-        _stretch(begin, end, degree, np.array(first_ranks(cluster, degree, rules.windows)))
-        if int((end - begin).max()) > rules.peer_budget + 1:
+        step = degree if windows == "aligned" else 1
+        for first in range(0, node - degree + 1, step):
+            for rank in range(first, first + degree):
+                begin[rank] = min(begin[rank], first)
+                end[rank] = max(end[rank], first + degree)
+        if max(b - a for a, b in zip(begin, end, strict=True)) > budget + 1:
             return degrees[:place]
     return degrees
 
@@ -117,18 +144,3 @@ def narrowing(cluster: Cluster, rules: RingRules) -> str:
     if rules.peer_budget is not None and rules.peer_budget < cluster.ranks - 1:
         reasons.append(f"peer_budget {rules.peer_budget}")
     return ", ".join(reasons)
-
-
-def _stretch(
-    begin: npt.NDArray[np.int64],
-    end: npt.NDArray[np.int64],
-    degree: int,
-    first: npt.NDArray[np.int64],
-) -> None:
-    """Stretch each rank's run, `begin` to `end`, by the windows of a degree that hold the rank."""
-    ranks = np.arange(len(begin))
-    earliest = np.searchsorted(first, ranks - degree, side="right")
-    latest = np.searchsorted(first, ranks, side="right") - 1
-    held = np.flatnonzero(earliest <= latest)
-    np.minimum.at(begin, held, first[earliest[held]])
-    np.maximum.at(end, held, first[latest[held]] + degree)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ._jit import kernel
 from .forest import pick, plant, refresh
-from .moldable import NEVER, Jobs, Limits, least_degree, widest, width_columns
+from .moldable import NEVER, Jobs, Limits, least_degree, may_start, widest, width_columns
 from .strip import Strip, add, empty_strip, open_rings
 from .ticks import BoolArray, Coefficients, IntArray
 
@@ -84,10 +84,13 @@ def open_machines(
 @kernel
 def open_groups(strip: Strip, degree: int, limits: Limits) -> None:
     """Cut the strip into machines of exactly `degree` ranks: a homogeneous layout."""
-    span = limits.node if degree <= limits.node else limits.ranks
-    for base in range(0, strip.load.shape[0], span):
-        for first in range(base, base + span - degree + 1, degree):
+    first = 0
+    while first + degree <= strip.load.shape[0]:
+        if may_start(first % limits.ranks, degree, limits):
             _add_machine(strip, first, degree, 0, -1)
+            first += degree
+        else:
+            first += 1
 
 
 @kernel

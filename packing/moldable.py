@@ -53,6 +53,8 @@ class Limits(NamedTuple):
     """The degrees allowed, ascending from 1."""
     largest: int
     """The last of them."""
+    pod: int
+    """Ranks of a pod, whole nodes: no run of ranks crosses from one to the next."""
     aligned: bool
     """Whether a run of d ranks starts at a multiple of d: inside its node, or, where it is longer
     than a node, in the cluster."""
@@ -110,6 +112,17 @@ def next_degree(degree: int, limits: Limits) -> int:
     """The least allowed degree above this one; `NEVER` above the largest."""
     place = np.searchsorted(limits.degrees, degree, side="right")
     return int(limits.degrees[place]) if place < limits.degrees.shape[0] else NEVER
+
+
+@kernel
+def may_start(first: int, degree: int, limits: Limits) -> bool:
+    """Whether a run of `degree` ranks, which must be allowed, may start at this rank."""
+    if degree > limits.node:
+        step = degree if limits.aligned else limits.grain
+        inside = first % limits.pod + degree <= limits.pod and first + degree <= limits.ranks
+        return bool(inside and first % step == 0)
+    place = first % limits.node
+    return bool(place + degree <= limits.node and not (limits.aligned and place % degree))
 
 
 @kernel

@@ -18,6 +18,7 @@ from .moldable import (
     Limits,
     alone,
     job_ticks,
+    may_start,
     share_tokens,
 )
 from .ticks import Coefficients, IntArray
@@ -116,9 +117,8 @@ def _window_across(
     """First rank and start of the best run of half nodes for a ring across nodes; -1: none."""
     best, best_key, best_start = -1, NEVER, 0
     ranks = strip.load.shape[0]
-    step = degree if limits.aligned else limits.grain
     for first in range(0, ranks - degree + 1, limits.grain):
-        if first % limits.ranks % step or first % limits.ranks + degree > limits.ranks:
+        if not may_start(first % limits.ranks, degree, limits):
             continue
         start, total = 0, 0
         for r in range(first, first + degree):

@@ -14,21 +14,12 @@ from .moldable import (
     Limits,
     dealt_tokens,
     job_ticks,
+    may_start,
     overhead,
     remainder,
     share_tokens,
 )
 from .ticks import Coefficients, IntArray
-
-
-@kernel
-def may_start(first: int, degree: int, limits: Limits) -> bool:
-    """Whether a run of `degree` ranks, which must be allowed, may start at rank `first`."""
-    if degree > limits.node:
-        step = degree if limits.aligned else limits.grain
-        return bool(first % step == 0 and first + degree <= limits.ranks)
-    place = first % limits.node
-    return bool(place + degree <= limits.node and not (limits.aligned and place % degree))
 
 
 @kernel

@@ -6,13 +6,21 @@ import pytest
 
 from dynapar.cluster import Cluster
 from dynapar.errors import ConfigError
-from dynapar.rings import Degrees, RingRules, Windows, allowed_degrees, first_ranks, narrowing
+from dynapar.rings import (
+    Degrees,
+    RingRules,
+    Windows,
+    allowed_degrees,
+    first_ranks,
+    narrowing,
+    pod_ranks,
+)
 
 CLUSTERS = ("1x1", "1x7", "1x8", "2x3", "5x3", "3x4", "4x6", "2x8", "5x8", "8x8", "40x2", "20x8")
 
 
-def windows_of(cluster: Cluster, degree: int, windows: Windows) -> list[range]:
-    """All windows of a degree, by the words of their definition."""
+def windows_of(cluster: Cluster, degree: int, windows: Windows, pod: int = 0) -> list[range]:
+    """All windows of a degree, by the words of their definition; pod 0: there are none."""
     node, ranks = cluster.ranks_per_node, cluster.ranks
     half = node // 2 if node % 2 == 0 else node
     found = []
@@ -23,6 +31,8 @@ def windows_of(cluster: Cluster, degree: int, windows: Windows) -> list[range]:
             continue
         if degree > node and (first % half or degree % half):
             continue
+        if pod and first // pod != last // pod:
+            continue
         offset = first % node if degree <= node else first
         if windows == "aligned" and offset % degree:
             continue
@@ -30,23 +40,30 @@ def windows_of(cluster: Cluster, degree: int, windows: Windows) -> list[range]:
     return found
 
 
-def most_peers(cluster: Cluster, degrees: tuple[int, ...], windows: Windows) -> int:
+def most_peers(cluster: Cluster, degrees: tuple[int, ...], windows: Windows, pod: int = 0) -> int:
     """The most other ranks that any rank shares any window with."""
     met: list[set[int]] = [set() for _ in range(cluster.ranks)]
     for degree in degrees:
-        for window in windows_of(cluster, degree, windows):
+        for window in windows_of(cluster, degree, windows, pod):
             for rank in window:
                 met[rank] |= set(window) - {rank}
     return max(map(len, met))
 
 
+@pytest.mark.parametrize("budget", [None, 3, 9, 17, 64])
 @pytest.mark.parametrize("windows", ["any", "aligned"])
 @pytest.mark.parametrize("text", CLUSTERS)
-def test_windows_are_those_of_the_definition(text: str, windows: Windows) -> None:
+def test_windows_are_those_of_the_definition(
+    text: str, windows: Windows, budget: int | None
+) -> None:
     cluster = Cluster.parse(text)
-    for degree in cluster.degrees():
-        expected = [window.start for window in windows_of(cluster, degree, windows)]
-        assert list(first_ranks(cluster, degree, windows)) == expected
+    rules = RingRules(windows=windows, peer_budget=budget)
+    pod = pod_ranks(cluster, rules)
+    assert pod % cluster.ranks_per_node == 0
+    for degree in allowed_degrees(cluster, rules):
+        expected = [window.start for window in windows_of(cluster, degree, windows, pod)]
+        assert list(first_ranks(cluster, degree, rules)) == expected
+        assert expected  # a degree without a window would be of no use
 
 
 @pytest.mark.parametrize("windows", ["any", "aligned"])
@@ -54,34 +71,46 @@ def test_windows_are_those_of_the_definition(text: str, windows: Windows) -> Non
 @pytest.mark.parametrize("text", CLUSTERS)
 def test_no_rank_meets_more_than_the_budget(text: str, kind: Degrees, windows: Windows) -> None:
     cluster = Cluster.parse(text)
+    node = cluster.ranks_per_node
     for budget in (0, 1, 2, 3, 6, 7, 9, 14, 23, 31, 40, 63, 64):
         rules = RingRules(degrees=kind, windows=windows, peer_budget=budget)
         free = RingRules(degrees=kind, windows=windows, peer_budget=None)
         degrees, ladder = allowed_degrees(cluster, rules), allowed_degrees(cluster, free)
+        pod = pod_ranks(cluster, rules)
         assert degrees == ladder[: len(degrees)]
         assert degrees[0] == 1
-        assert most_peers(cluster, degrees, windows) <= budget
-        if len(degrees) < len(ladder):  # and no more is given up than must be
-            assert most_peers(cluster, ladder[: len(degrees) + 1], windows) > budget
+        assert most_peers(cluster, degrees, windows, pod) <= budget
+        if len(degrees) == len(ladder):
+            continue
+        # No more is given up than must be: a node's worth of pod, or the next degree in a node.
+        if budget >= node - 1:
+            assert pod + node - 1 > budget
+        else:
+            assert most_peers(cluster, ladder[: len(degrees) + 1], windows, node) > budget
 
 
 @pytest.mark.parametrize("text", ["4x6", "8x8", "20x8", "5x3"])
-def test_the_formula_of_the_text(text: str) -> None:
+def test_the_formulas_of_the_text(text: str) -> None:
     cluster = Cluster.parse(text)
-    halves, half = cluster.ranks // cluster.half_node, cluster.half_node
+    halves, half, node = (
+        cluster.ranks // cluster.half_node, cluster.half_node, cluster.ranks_per_node,
+    )  # fmt: skip
     for degree in cluster.degrees():
         degrees = tuple(d for d in cluster.degrees() if d <= degree)
-        expected = min(2 * degree - 1, cluster.ranks_per_node) - 1
-        if degree > cluster.ranks_per_node:
+        expected = min(2 * degree - 1, node) - 1
+        if degree > node:  # without pods
             expected = min(2 * (degree // half) - 1, halves) * half - 1
         assert most_peers(cluster, degrees, "any") == expected
 
 
 def test_default_budget_of_a_large_cluster() -> None:
-    """Runs of 8 half nodes: 15 half nodes of 4 ranks, less the rank itself, are 59."""
+    """Pods of 8 nodes: 63 other ranks."""
     cluster = Cluster(nodes=128, ranks_per_node=8)
-    assert allowed_degrees(cluster, RingRules()) == (*range(1, 9), *range(12, 33, 4))
-    assert allowed_degrees(Cluster(nodes=8, ranks_per_node=8), RingRules())[-1] == 64
+    assert pod_ranks(cluster, RingRules()) == 64
+    assert allowed_degrees(cluster, RingRules()) == (*range(1, 9), *range(12, 65, 4))
+    assert first_ranks(cluster, 60, RingRules())[:3] == (0, 4, 64)
+    assert pod_ranks(Cluster(nodes=10, ranks_per_node=6), RingRules()) == 60
+    assert pod_ranks(Cluster(nodes=11, ranks_per_node=6), RingRules()) == 60
 
 
 def test_powers_of_two_and_the_largest_degree() -> None:

@@ -155,6 +155,7 @@ def plan_lengths(
 
     Raises:
         SampleError: A length is not a whole number, 1 or more.
+        EmptyStepError: There are no lengths.
         PlanError: The samples cannot be placed; the message says what would help.
     """
     samples = table_of_lengths(lengths)

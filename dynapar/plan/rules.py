@@ -10,7 +10,7 @@ from dynapar.cluster import Cluster
 from dynapar.meta import IntArray
 from dynapar.plan.columns import DUMMY, positions
 from dynapar.plan.model import StepPlan
-from dynapar.rings import allowed_degrees
+from dynapar.rings import allowed_degrees, pod_ranks
 
 
 def rule_problems(plan: StepPlan) -> Iterator[str]:
@@ -35,6 +35,12 @@ def _window_problems(
         yield (
             f"{names[row]} has {width[row]} rank{'s' if width[row] > 1 else ''}; the plan's rings "
             f"allow {', '.join(map(str, allowed))}"
+        )
+    pod = pod_ranks(Cluster(nodes=plan.ranks // node, ranks_per_node=node), plan.rings)
+    for row in np.flatnonzero((width > node) & (first % pod + width > pod)).tolist():
+        yield (
+            f"{names[row]} is on ranks {first[row]}..{first[row] + width[row] - 1}, not inside one "
+            f"pod of {pod} ranks, which peer_budget {plan.rings.peer_budget} leaves"
         )
     if plan.rings.windows == "aligned":
         place = np.where(width <= node, first % node, first)

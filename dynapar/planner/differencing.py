@@ -15,6 +15,7 @@ from dynapar.packing.bins import settle
 from dynapar.packing.differencing import largest_differencing
 from dynapar.packing.ticks import IntArray, Layout, microbatch_ticks, sample_columns
 from dynapar.planner.problem import Candidate, Problem, better, price
+from dynapar.rings import first_ranks
 
 MORE_WAVES = 4
 """Waves tried beyond the fewest that hold all tokens."""
@@ -116,11 +117,11 @@ def _dealt(total: int, largest: int, units: int, degree: int) -> int:
 
 def rings_of(problem: Problem, degree: int) -> list[int]:
     """First ranks of the rings of a degree."""
-    limits = problem.limits
-    if degree > limits.node:
-        return list(range(0, limits.ranks - degree + 1, degree))
-    nodes = range(0, limits.ranks, limits.node)
-    return [f for node in nodes for f in range(node, node + limits.node - degree + 1, degree)]
+    firsts: list[int] = []
+    for first in first_ranks(problem.cluster, degree, problem.config.rings):
+        if not firsts or first >= firsts[-1] + degree:
+            firsts.append(first)
+    return firsts
 
 
 def microbatch_rows(layout: Layout) -> list[list[int]]:

@@ -20,7 +20,7 @@ from dynapar.packing.bins import settle
 from dynapar.packing.moldable import NEVER, least_degree
 from dynapar.packing.ticks import IntArray, Layout
 from dynapar.packing.tiling import block_ticks, tile
-from dynapar.planner.differencing import microbatch_rows
+from dynapar.planner.differencing import microbatch_rows, rings_of
 from dynapar.planner.homogeneous import at_degree, best_homogeneous, homogeneous_degrees
 from dynapar.planner.problem import Candidate, Problem, better, price
 from dynapar.planner.waves import best_waves
@@ -125,13 +125,14 @@ def equal_at_degree(problem: Problem, degree: int) -> Candidate | None:
 
 def _spread(problem: Problem, waves: Sequence[Wave], degree: int) -> Candidate | None:
     """Move samples to rings that have none, each from the microbatch that has most to do."""
-    if problem.limits.ranks % degree:
+    rings = rings_of(problem, degree)
+    if len(rings) * degree < problem.limits.ranks:
         return None
     work = problem.jobs.ticks[:, 1]
     full: list[Wave] = []
     for wave in waves:
         taken = {block.first for block in wave}
-        idle = [f for f in range(0, problem.limits.ranks, degree) if f not in taken]
+        idle = [first for first in rings if first not in taken]
         full.append([*wave, *(Block(first, degree, []) for first in idle)])
     blocks = [block for wave in full for block in wave]
     for block in blocks:

@@ -24,11 +24,11 @@ SHARPENED = 2048
 
 
 def homogeneous_degrees(problem: Problem) -> tuple[int, ...]:
-    """Degrees that divide a node, and those across nodes that divide the cluster; all that fit."""
+    """Degrees that divide a node, or across nodes cluster and pods, at which all samples fit."""
     limits = problem.limits
     inside = [d for d in range(1, limits.node + 1) if limits.node % d == 0]
     wide = range(limits.node + limits.grain, limits.ranks + 1, limits.grain)
-    degrees = inside + [d for d in wide if limits.ranks % d == 0]
+    degrees = inside + [d for d in wide if limits.ranks % d == limits.pod % d == 0]
     allowed = set(limits.degrees.tolist())
     return tuple(d for d in degrees if d in allowed and fits_all(problem, d))
 
@@ -103,7 +103,7 @@ def _packed(problem: Problem, order: IntArray, degree: int, *, waves: int) -> Ca
     if degree <= limits.node:
         usable = limits.ranks // limits.node * (limits.node // degree) * degree
     target = work // (usable * max(1, waves)) + problem.constants.fixed
-    wide = degree > limits.node and limits.ranks % degree == 0
+    wide = degree > limits.node and limits.ranks % degree == limits.pod % degree == 0
     best: Candidate | None = None
     for best_fit, goal in ((False, target), (True, target + target // 50)):
         done, strip = construct_groups(

@@ -105,7 +105,7 @@ class _Deal:
                 self.idle = -1
 
     def _windows(self, width: int, inside: set[int]) -> list[Window]:
-        firsts = first_ranks(self.problem.cluster, width, self.problem.config.windows)
+        firsts = first_ranks(self.problem.cluster, width, self.problem.config.rings)
         return [(f, width) for f in firsts if inside.issuperset(range(f, f + width))]
 
     def _fitting(self, row: int) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dynapar.costs import coefficients, load_costs
-from dynapar.errors import CostsError, PlanError, SampleError
+from dynapar.errors import CostsError, EmptyStepError, PlanError, SampleError
 from dynapar.integrations.lengths import model_costs, plan_lengths, table_of_lengths, timed_costs
 from dynapar.packing.ticks import sample_ticks
 from dynapar.plan import validate
@@ -43,8 +43,9 @@ def test_arrays_and_rules_are_taken() -> None:
     assert None not in plan.queues[0]
 
 
-def test_no_samples_give_empty_queues() -> None:
-    assert plan_lengths([], cluster="1x2", capacity=5).queues == ((), ())
+def test_no_samples_are_refused() -> None:
+    with pytest.raises(EmptyStepError):
+        plan_lengths([], cluster="1x2", capacity=5)
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,21 @@ import itertools
 import numpy as np
 import pytest
 
-from dynapar.packing.moldable import NEVER, Limits
+from dynapar.packing.moldable import NEVER, Limits, may_start
 from dynapar.packing.ticks import IntArray
-from dynapar.packing.tiling import may_start, tile
+from dynapar.packing.tiling import tile
 
 
-def limits(nodes: int, node: int, degrees: tuple[int, ...], *, aligned: bool) -> Limits:
+def limits(
+    nodes: int, node: int, degrees: tuple[int, ...], *, aligned: bool, pod: int = 0
+) -> Limits:
     return Limits(
         ranks=nodes * node,
         node=node,
         grain=node // 2 if node % 2 == 0 else node,
         degrees=np.array(degrees, np.int64),
         largest=degrees[-1],
+        pod=pod or nodes * node,
         aligned=aligned,
         capacity=1,
         encoder_capacity=1,
@@ -72,14 +75,17 @@ def test_no_way_is_sooner(
         assert all(may_start(f, w, cluster) for f, w in zip(firsts, widths.tolist(), strict=False))
 
 
-def test_where_windows_start() -> None:
+@pytest.mark.parametrize("pod", [8, 12])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_where_windows_start(pod: int, *, aligned: bool) -> None:
     """Against the words: in a node anywhere, across nodes at half nodes, or at multiples."""
-    for aligned in (False, True):
-        cluster = limits(3, 4, (1, 2, 3, 4, 6, 8, 10, 12), aligned=aligned)
-        for degree in cluster.degrees.tolist():
-            for first in range(12):
-                inside = first // 4 == (first + degree - 1) // 4
-                fits = inside if degree <= 4 else first % 2 == 0 and first + degree <= 12
-                offset = first % 4 if degree <= 4 else first
-                expected = fits and (not aligned or offset % degree == 0)
-                assert may_start(first, degree, cluster) == expected
+    degrees = tuple(d for d in (1, 2, 3, 4, 6, 8, 10, 12) if d <= pod)
+    cluster = limits(3, 4, degrees, aligned=aligned, pod=pod)
+    for degree in degrees:
+        for first in range(12):
+            last = first + degree - 1
+            fits = first // 4 == last // 4 if degree <= 4 else first % 2 == 0 and last < 12
+            offset = first % 4 if degree <= 4 else first
+            expected = fits and (not aligned or offset % degree == 0)
+            expected = expected and first // pod == last // pod
+            assert may_start(first, degree, cluster) == expected

@@ -198,7 +198,7 @@ def test_what_the_budget_shuts_out_is_named() -> None:
     with pytest.raises(PlanError) as caught:
         plan_step(samples, step=0, cluster=Cluster.parse("4x4"), costs=COSTS, config=config)
     assert str(caught.value) == (
-        "sample 's0' has 40,000 tokens; 6 ranks (peer_budget 9) x capacity 4,096 hold 24,576. "
+        "sample 's0' has 40,000 tokens; 8 ranks (peer_budget 9) x capacity 4,096 hold 32,768. "
         "Raise capacity, allow more ranks a sample, or leave the sample out"
     )
 
