@@ -70,6 +70,12 @@ def empty_trail(case: Case, limits: Limits) -> Trail:
 
 
 @kernel
+def backward(layer: int, board: Board, case: Case) -> bool:
+    """Whether this choice opens the second layer before the first one: its reverse is tried."""
+    return bool(not case.lockstep and board.layers[0] == 1 and layer == 1)
+
+
+@kernel
 def rank_choice(trail: Trail, depth: int, choice: int, weight: int) -> None:
     """Insert a choice by its weight; the first of equals stays first."""
     choices, weights = trail.choice[depth], trail.weight[depth]
@@ -128,7 +134,8 @@ def _whole_choices(
                 continue
             weight = cells[LOAD, :used, r].sum() + (NEW if v == used else 0)
             for at in range(v, v + 1 if v < used or case.lockstep else 2 * used + 1):
-                rank_choice(trail, depth, at * ranks + r, weight)
+                if not backward(at, board, case):
+                    rank_choice(trail, depth, at * ranks + r, weight)
 
 
 @kernel
@@ -235,9 +242,11 @@ def take_back(trail: Trail, depth: int, board: Board, case: Case, limits: Limits
 
 @kernel
 def mirrored(depth: int, choice: int, board: Board, case: Case, limits: Limits) -> bool:
-    """Whether the mirror image of this choice, the first shared sample's, is tried as well."""
+    """Whether the mirror image of this choice for a shared sample, or its reverse, is tried."""
     if choice == 0:
         return False
+    if backward((choice - 1) // case.windows.shape[1], board, case):
+        return True
     for q in range(depth):
         if board.samples[LAYER, case.samples[ORDER, q]] != WHOLE:
             return False

@@ -21,13 +21,14 @@ whole ones go, then the units. A branch ends when what is placed, or the rank-ti
 and still to come, cannot end before the best plan known. All of these only grow as more is placed.
 
 **Symmetry.** The mirror image of a plan is a plan: the first shared sample stands in the first half
-of the cluster. Once all shared samples are placed, two ranks of one microbatch with like loads are
-one choice, since what would follow on one may follow on the other; and so are two ranks that
-nothing touches, where there are no units, or one node, whose untouched ranks may change places with
-all that is between them. In waves a layer's microbatches may change places in a node that no window
-across nodes touches, and each may be mirrored: there shared samples are only tried packed from the
-node's first rank on, in the order of their first samples; the same where ranks meet once, with one
-layer and no units.
+of the cluster. So is its reverse in time, where ranks meet once: the second layer that is opened
+runs after the first one. Once all shared samples are placed, two ranks of one microbatch with like
+loads are one choice, since what would follow on one may follow on the other; and so are two ranks
+that nothing touches, where there are no units, or one node, whose untouched ranks may change places
+with all that is between them. In waves a layer's microbatches may change places in a node that no
+window across nodes touches, and each may be mirrored: there shared samples are only tried packed
+from the node's first rank on, in the order of their first samples; the same where ranks meet once,
+with one layer and no units.
 
 The count bounds the work, never a clock, so every rank finds the same plan.
 """
