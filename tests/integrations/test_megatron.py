@@ -146,6 +146,20 @@ def test_it_gives_what_megatron_gives_and_sooner(ranks: int, count: int) -> None
     assert ours <= 1.005 * real
 
 
+def test_groups_are_aligned_where_others_would_be_sooner() -> None:
+    """Of these batches the third's best plan has a ring of ranks 2 to 5."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        count = int(rng.integers(4, 24))
+        lengths = np.minimum(rng.lognormal(np.log(900), 1.2, count), 8 * LIMIT - 64).astype(int)
+        samples = list(enumerate((lengths + 16).tolist()))
+        can_run(
+            BalancedCPScheduler(LIMIT, Ranks(8)).get_groups_and_subsamples(samples, None)[1],
+            samples,
+            8,
+        )
+
+
 def test_the_batch_that_breaks_megatrons_own_groups() -> None:
     """Its own puts the 201 tokens on ranks 2 to 5, where it has no group."""
     lengths = [400, 400, 201, 200, 200, 200, 200, 101, 50]

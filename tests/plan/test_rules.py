@@ -22,10 +22,13 @@ ANY = RingRules(peer_budget=None)
 
 
 def made(
-    *microbatches: tuple[int, int], sync: Sync = "step", own: tuple[int, ...] | None = None
+    *microbatches: tuple[int, int],
+    sync: Sync = "step",
+    own: tuple[int, ...] | None = None,
+    cluster: str = "2x4",
 ) -> StepPlan:
-    """Two nodes of four; microbatch i is on the ranks (first, width) and runs sample i, on `own`
-    of them where that is given."""
+    """Microbatch i is on the ranks (first, width) and runs sample i; the first on `own` of them,
+    where that is given."""
     given = []
     for row, (first, width) in enumerate(microbatches):
         ranks = tuple(range(first, first + width))
@@ -34,7 +37,7 @@ def made(
         table([900] * len(given), [0] * len(given)),
         microbatches=given,
         step=0,
-        cluster=Cluster.parse("2x4"),
+        cluster=Cluster.parse(cluster),
         costs=COSTS,
         config=PlannerConfig(capacity=4096, encoder_capacity=4096, sync=sync, peer_budget=None),
     )
@@ -87,6 +90,15 @@ def test_peers_are_counted_over_all_microbatches() -> None:
     assert "rank 1 meets 2 others; peer_budget is 1" in problems(replace(plan, rings=rules))
     assert "rank 0 meets" not in problems(replace(plan, rings=rules))
     validate(replace(plan, rings=replace(ANY, peer_budget=2)), COSTS)
+
+
+def test_rings_stay_in_their_pod() -> None:
+    """A budget of 4 makes pods of two nodes of two."""
+    rules = replace(ANY, peer_budget=4)
+    validate(replace(made((0, 3), (5, 3), cluster="4x2"), rings=rules), COSTS)
+    crossing = replace(made((2, 3), cluster="4x2"), rings=rules)
+    where = "is on ranks 2..4, not inside one pod of 4 ranks, which peer_budget 4 leaves"
+    assert problems(crossing) == f"microbatch 0 {where}; sample 's0' {where}"
 
 
 @pytest.mark.parametrize(
