@@ -169,14 +169,9 @@ def test_positions_count_within_rows() -> None:
     assert positions(np.array([0, 2, 2, 5])).tolist() == [0, 1, 0, 1, 2]
 
 
-@pytest.mark.parametrize("sync", SYNCS)
-def test_a_plan_without_samples_has_empty_queues(sync: Sync) -> None:
-    one = plan_step(
-        table([]),
-        step=0,
-        cluster=Cluster(nodes=1, ranks_per_node=3),
-        costs=COSTS,
-        config=PlannerConfig(capacity=10, encoder_capacity=10, sync=sync),
-    )
-    assert (one.queues, one.microbatches, one.degrees) == (((), (), ()), (), ())
-    validate(one, COSTS)
+def test_columns_may_be_empty() -> None:
+    columns = PlanColumns.from_records(microbatches=[], queues=[[], [], []])
+    none = dataclasses.replace(plan(), samples=table([]), columns=columns, ranks=3)
+    assert (none.queues, none.microbatches, none.degrees) == (((), (), ()), (), ())
+    assert (none.waves, none.of_rank(2)) == ((), ())
+    assert none.layout().order.tolist() == []
