@@ -29,8 +29,8 @@ class PlannerConfig:
     """Where a ring of d ranks may start: "any" rank (half node, if it spans nodes), or "aligned"
     at multiples of d."""
     peer_budget: int | None = 64
-    """Distinct other ranks that a rank may meet in a whole run (see `dynapar.rings`); None for
-    all."""
+    """Distinct other ranks that a rank may meet in a whole run: rings stay in pods of that many
+    ranks and one (see `dynapar.rings`); None for all."""
     equal_counts: bool = False
     """Every rank runs equally many microbatches, none of them a dummy, and all samples of a
     microbatch have its width as their degree, as runtimes need that switch context parallelism

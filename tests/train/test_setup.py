@@ -11,6 +11,7 @@ from torch import nn
 from dynapar.costs import load_costs
 from dynapar.data.index import read_index
 from dynapar.errors import ConfigError, ModelError
+from dynapar.rings import RingRules
 from dynapar.runtime.order import OrderLog
 from dynapar.train.config import OptimizerSection, read_run_config
 from dynapar.train.setup import (
@@ -83,6 +84,7 @@ def test_ranks_fill_whole_nodes(tmp_path: Path) -> None:
         ({"max_degree": 3}, None),
         ({"scheduler": "homogeneous", "degree": 4}, {4}),
         ({"scheduler": "random"}, None),
+        ({"degrees": "pow2", "windows": "aligned", "peer_budget": 3, "equal_counts": True}, None),
     ],
     ids=str,
 )
@@ -96,6 +98,13 @@ def test_the_planner_is_the_configured_one(
     found = {len(place.ranks) for micro in plan.microbatches for place in micro.placements}
     assert (plan.step, plan.capacity, plan.ranks) == (7, 160, 4)
     assert degrees is None or found == degrees
+    assert plan.equal_counts == planner.get("equal_counts", False)
+    assert plan.rings == RingRules(
+        degrees="pow2" if "degrees" in planner else "any",
+        windows="aligned" if "windows" in planner else "any",
+        peer_budget=3 if "peer_budget" in planner else 64,
+        max_degree=3 if "max_degree" in planner else None,
+    )
     assert max(found) <= int(str(planner.get("max_degree", 4)))
 
 
