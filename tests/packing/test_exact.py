@@ -73,16 +73,19 @@ def test_the_search_finds_what_an_exhaustive_oracle_finds(sync: Sync, costs: Cos
     assert proven >= 8
 
 
+@pytest.mark.parametrize("costs", [oddcosts.FREE, oddcosts.DEAR_LINKS], ids=lambda c: c.name)
 @pytest.mark.parametrize("sync", SYNCS)
-def test_eight_samples_on_two_ranks(sync: Sync) -> None:
-    """Large enough that memory, waves and several microbatches a rank matter."""
-    for seed in range(2):
-        rng = np.random.default_rng(seed)
-        samples = table(rng.integers(200, 2500, 6 if sync == "step" else 8).tolist())
-        given = problem(samples, "1x2", oddcosts.FREE, sync)
+def test_more_samples_without_media(sync: Sync, costs: Costs) -> None:
+    """Enough of them that several share microbatches, and that symmetry is made use of."""
+    for seed, (n, shape) in enumerate([(4, "1x4"), (4, "2x2"), (5, "1x3"), (7, "1x2")]):
+        rng = np.random.default_rng(100 + seed)
+        most = Cluster.parse(shape).ranks * CAPACITY
+        lengths = np.minimum(rng.lognormal(7.3, 1.0, n).astype(int) + 1, most)
+        given = problem(table(lengths.tolist()), shape, costs, sync)
+        least = optimum(given)
         found = search(given, 1 << 40)
-        assert found.makespan >= optimum(given)
-        assert not found.optimal or found.makespan == optimum(given)
+        assert found.makespan == least if found.optimal else found.makespan >= least, seed
+        assert not search(given, least).found, seed
 
 
 def test_a_plan_says_whether_it_is_the_best() -> None:
