@@ -21,7 +21,9 @@ SYNCS: tuple[Sync, Sync] = ("step", "microbatch")
 CAPACITY, ENCODER_CAPACITY = 4000, 3000
 
 
-def problem(samples: SampleTable, shape: str, costs: Costs, sync: Sync, **rules: str) -> Problem:
+def problem(
+    samples: SampleTable, shape: str, costs: Costs, sync: Sync, **rules: str | int
+) -> Problem:
     config = PlannerConfig(
         capacity=CAPACITY,
         encoder_capacity=ENCODER_CAPACITY,
@@ -127,7 +129,10 @@ def test_a_count_ends_the_search() -> None:
 def test_where_rules_narrow_rings_nothing_is_claimed() -> None:
     samples = table([3000, 700])
     assert complete(problem(samples, "2x4", oddcosts.FREE, "step").limits)
-    for rules in ({"degrees": "pow2"}, {"windows": "aligned"}):
+    narrow: list[dict[str, str | int]] = [
+        {"degrees": "pow2"}, {"windows": "aligned"}, {"peer_budget": 3},
+    ]  # fmt: skip
+    for rules in narrow:
         assert not complete(problem(samples, "2x4", oddcosts.FREE, "step", **rules).limits)
 
 
