@@ -25,6 +25,7 @@ FLOORS = (
     ("planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
     ("console",),
+    ("real_counts", "real_lengths"),
     ("index_command", "plan_command", "simulate_command", "inspect_command", "verify_lengths"),
     ("train", "verify", "integrations", "report", "bench", "doctor"),
     ("cli_options", "cli_lengths", "cli", "__main__"),

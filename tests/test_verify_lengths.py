@@ -46,7 +46,7 @@ def test_equal_lengths_are_counted(
     found = json.loads(capsys.readouterr().out)
     assert found == {
         "samples": 3,
-        "media": 3,
+        "compared": 3,
         "differences": 0,
         "not compared": 0,
         "left": {},
@@ -71,7 +71,7 @@ def test_a_difference_is_listed_and_fails(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_medium", wrong)
-        with pytest.raises(CheckFailedError, match="1 of 3 media items differ"):
+        with pytest.raises(CheckFailedError, match="1 of 3 items differ"):
             verify_lengths_command(str(source), model=str(model), json=True)
     (item,) = json.loads(capsys.readouterr().out)["list"]
     assert (item["id"], item["item"]) == ("s0", "images[0] '0.png'")
@@ -94,10 +94,10 @@ def test_videos_without_torchvision_are_named(
     verify_lengths_command(str(source), model=str(model), json=True)
     found = json.loads(capsys.readouterr().out)
     if found["not compared"]:
-        assert (found["media"], list(found["left"].values())) == (1, [1])
+        assert (found["compared"], list(found["left"].values())) == (1, [1])
         assert "torchvision" in next(iter(found["left"]))
     else:
-        assert found["media"] == 2
+        assert found["compared"] == 2
 
 
 def test_a_preset_has_no_processor_to_run(source: Path) -> None:

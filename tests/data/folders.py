@@ -141,6 +141,13 @@ FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
 special tokens; the chat template."""
 
 
+IMAGE_FILES: dict[str, dict[str, object]] = {
+    "pixtral-12b": {"image_processor_type": "PixtralImageProcessor"},
+    "qwen3-vl-2b": {"patch_size": 16},
+}
+"""What released processor files say beside what presets need."""
+
+
 def write_tokenizer(folder: Path, specials: Sequence[str], *, begins: str = "") -> Tokenizer:
     """Bytes and a few words; `begins` stands before every text that is encoded with specials."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -179,11 +186,17 @@ def write_family(folder: Path, name: str) -> Path:
     if "thinker_config" in config:
         config["thinker_config"] = {**config["thinker_config"], **ids}  # type: ignore[dict-item]
     (folder / "config.json").write_text(json.dumps({**config, **ids}, default=dict))
-    (folder / "preprocessor_config.json").write_text(json.dumps(dict(preset.image)))
+    image = {**preset.image, **IMAGE_FILES.get(name, {})}
+    (folder / "preprocessor_config.json").write_text(json.dumps(image))
     if preset.video is not None:
-        (folder / "video_preprocessor_config.json").write_text(json.dumps(dict(preset.video)))
+        video = {**preset.video, **IMAGE_FILES.get(name, {})}
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+    if name.startswith("mistral"):
+        merged = {"patch_size": 14, "spatial_merge_size": 2}
+        (folder / "processor_config.json").write_text(json.dumps(merged))
     (folder / "chat_template.jinja").write_text(template)
-    own = {"bos_token": "<bos>"} if begins else {}
+    own = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    own |= {"bos_token": "<bos>"} if begins else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(own))
     return folder
 
@@ -194,6 +207,6 @@ def write_text_family(folder: Path, template: str, specials: Sequence[str], **to
     write_tokenizer(folder, specials)
     config = RELEASED["llama-3.2-1b"].config
     (folder / "config.json").write_text(json.dumps(dict(config)))
-    settings = {"chat_template": template, **tokens}
+    settings = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast", **tokens}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder

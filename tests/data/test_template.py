@@ -43,6 +43,7 @@ def record(messages: Messages) -> Record:
 
 def hf_tokenizer(folder: Path) -> Any:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("tokenizer_class")
     own = folder / "chat_template.jinja"
     if own.is_file():
         settings["chat_template"] = own.read_text()
