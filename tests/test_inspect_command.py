@@ -10,7 +10,14 @@ import pytest
 
 from dynapar.cluster import Cluster
 from dynapar.costs import TICKS_PER_SECOND, EncoderCosts, coefficients, load_costs
-from dynapar.errors import ConfigError, DynaparError, ModelError, SampleError, SourceError
+from dynapar.errors import (
+    ConfigError,
+    CostsError,
+    DynaparError,
+    ModelError,
+    SampleError,
+    SourceError,
+)
 from dynapar.inspect_command import inspect_command, read_subject
 from dynapar.inspection import Item, Subject, choose, degrees
 from dynapar.packing.ticks import latency_ticks, sample_ticks, unit_ticks
@@ -84,27 +91,6 @@ def test_a_metadata_line_is_explained(capsys: pytest.CaptureFixture[str]) -> Non
     assert (found["llm_tokens"], found["encoder_units"]) == (542, 2)
 
 
-def test_one_clip_is_explained_from_the_users_own_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """MM9 of the pitfalls: 768 frames of 360 x 640 are 384, 10,752 or 46,080 tokens."""
-    counts = {}
-    for name, rules in {
-        "plain": {},
-        "capped": {"cap_pixels_per_frame": True},
-        "released": {"size": {"shortest_edge": 4096, "longest_edge": 25165824}},
-    }.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        config = {"model_type": "qwen3_vl"}
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "preprocessor_config.json").write_text("{}")
-        (folder / "video_preprocessor_config.json").write_text(json.dumps(rules))
-        clip = {"kind": "video", "height": 360, "width": 640, "frames": 768, "fps": 2}
-        counts[name] = report(capsys, line(clip), model=str(folder))["media"][0]["llm_tokens"]
-    assert counts == {"plain": 384, "capped": 46080, "released": 10752}
-
-
 def subject(tokens: int, *units: int) -> Subject:
     items = [Item("", MediaTokens(IMAGE_KIND, (0, 0), (1, 1, unit), 0, (), 0.0)) for unit in units]
     return Subject(id="x", text_tokens=tokens, items=tuple(items))
@@ -172,6 +158,32 @@ def test_a_step_is_planned_among_others(capsys: pytest.CaptureFixture[str]) -> N
     assert step["degree"] >= found["degree"]
     assert step["microbatch_ranks"] >= step["degree"]
     assert 0 < step["share"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ({"kind": "image", "height": 5}, "has width None; expected a whole number, 1 or more"),
+        (
+            {"kind": "image", "height": 0, "width": 5},
+            "has height 0; expected a whole number, 1 or more",
+        ),
+        (
+            {"kind": "video", "height": 5, "width": 5, "frames": 5},
+            "has fps None; expected a number above 0",
+        ),
+        ({"kind": "audio"}, "has seconds None; expected a number above 0"),
+    ],
+)
+def test_media_without_size_are_named_in_a_line(item: dict[str, object], said: str) -> None:
+    with pytest.raises(SampleError, match=rf"^the metadata line, media\[0\] {said}$"):
+        inspect_command(line(item), model="qwen2.5-omni-7b")
+
+
+def test_costs_of_another_version_are_named_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"version": 3}')
+    with pytest.raises(CostsError, match=r"^costs '.*c\.json' has version 3; expected 1: [^\n]*$"):
+        inspect_command(line(), model="qwen2.5-vl-7b", costs=tmp_path / "c.json")
 
 
 def test_frozen_parts_have_no_backward(capsys: pytest.CaptureFixture[str]) -> None:
