@@ -58,8 +58,9 @@ def _video(shape: ModelShape, frames: int, fps: float, height: int, width: int) 
 def _clip(shape: ModelShape, frames: int, fps: float, height: int, width: int) -> MediaTokens:
     """A video whose limits count the pixels of all frames (Qwen3-VL).
 
-    Its temporal groups stand apart in the text, each after its time. Those tokens are counted as
-    the Qwen tokenizer does: one a character, and " seconds" is one.
+    Its temporal groups stand apart in the text, each after its time, all of them inside the start
+    and end that the chat template writes around a video. Those tokens are counted as the Qwen
+    tokenizer does: one a character, and " seconds" is one.
     """
     vision, rules = shape.vision, shape.video_rules
     multiple = vision.patch * vision.merge
@@ -80,7 +81,7 @@ def _clip(shape: ModelShape, frames: int, fps: float, height: int, width: int) -
     group = vision.frames
     ends = [(i, min(i + group, len(used)) - 1) for i in range(0, len(used), group)]
     times = [(used[first] / fps + used[last] / fps) / 2 for first, last in ends]
-    text = sum(len(f"{time:.1f}") + 3 + 2 for time in times)
+    text = 2 + sum(len(f"{time:.1f}") + 3 + 2 for time in times)
     return item._replace(boundary_tokens=text)
 
 

@@ -164,6 +164,24 @@ def test_ids_with_media_are_those_of_the_expanded_text(name: str, tmp_path: Path
     assert learnt.strip() in [f"Hi yes{end}" for end in ends]
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-vl-3b", "qwen3-vl-2b", "qwen2.5-omni-3b", "pixtral-12b"])
+def test_boundary_tokens_are_those_of_the_text(name: str, tmp_path: Path) -> None:
+    """What the formulas add for sizes alone is what the template and the processor write."""
+    shape = load_model_shape(str(write_family(tmp_path / "m", name)))
+    items = {"image": shape.image(300, 900)}
+    if shape.family.video:
+        items["video"] = shape.video(40, 8.0, 100, 200)
+    if shape.family.audio:
+        items["audio"] = shape.audio(4.5)
+    bare = len(rendered_of(shape, CHATS[0], []).ids)
+    for kind, item in items.items():
+        parts = [{"type": kind, kind: "x"}, {"type": "text", "text": "Hi you"}]
+        sample = rendered_of(shape, [{"role": "user", "content": parts}, CHATS[0][1]], [item])
+        # The tiny tokenizer spells " seconds" letter by letter.
+        longer = 7 * item.units if (name, kind) == ("qwen3-vl-2b", "video") else 0
+        assert len(sample.ids) - bare == item.llm_tokens + item.boundary_tokens + longer
+
+
 def test_pictures_count_alone_or_together(tmp_path: Path) -> None:
     """LLaVA-OneVision tiles an image only when it is the only one of its sample."""
     shape = load_model_shape(str(write_family(tmp_path / "m", "llava-onevision-0.5b")))
