@@ -13,18 +13,20 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from dynapar.data.records import Record
-from dynapar.data.rendered import Pieces, Rendered
+from dynapar.data.rendered import BoolArray, IntArray, Rendered
 from dynapar.data.template import ChatTemplate, Said, Written
 from dynapar.errors import ModelError, SampleError
-from dynapar.families.spelling import SPELLINGS, Spelling, placeholder
+from dynapar.families.spelling import SPELLINGS, placeholder
 from dynapar.shapes import MediaTokens, ModelShape
 
 
-class _Token(NamedTuple):
-    id: int
-    start: int
-    end: int
-    """Characters of the text that it stands for."""
+class _Tokens(NamedTuple):
+    """(n,) int64 each."""
+
+    ids: IntArray
+    starts: IntArray
+    """First character of the text that each stands for, ascending."""
+    ends: IntArray
 
 
 class _Run(NamedTuple):
@@ -47,12 +49,15 @@ class Templated:
         """
         self._shape, self._tokenizer, self._template = shape, tokenizer, template
         added = tokenizer.get_added_tokens_decoder()
-        self._special = {id for id, token in added.items() if token.special}
-        names = sorted((added[id].content for id in self._special), key=len, reverse=True)
+        special = [id for id, token in added.items() if token.special]
+        self._special = np.array(special, np.int64)
+        names = sorted((added[id].content for id in special), key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
         # As processors do: what a template does not begin itself, the tokenizer begins.
         self._begins = shape.has_media
+        self._first = "".join(tokenizer.encode("", add_special_tokens=True).tokens[:1])
         self._pads: dict[int, str] = {}
+        self._spellings = dict(SPELLINGS.get(shape.family.name, {}))
         for kind, spelling in self._spellings.items():
             wanted = placeholder(shape, kind)
             pad = tokenizer.id_to_token(wanted)
@@ -65,33 +70,33 @@ class Templated:
                 )
             self._pads[kind] = pad
 
-    @property
-    def _spellings(self) -> dict[int, Spelling]:
-        return dict(SPELLINGS.get(self._shape.family.name, {}))
-
     def render(self, record: Record, media: Sequence[MediaTokens]) -> Rendered:
         """See `ChatTokenizer.render`."""
         written, runs = self._spell(self._template.write(record), record, media)
-        pieces = Pieces()
-        starts = [said.start for said in written.said]
-        for token in self._encode(written):
-            if token.start in runs and token.end > token.start:
-                run = runs[token.start]
-                pieces.add(np.full(run.length, token.id, np.int64), run.kind, False)
-                continue
-            pieces.add([token.id], 0, self._is_learnt(token, written.said, starts))
-        return pieces.joined()
+        found = self._encode(written)
+        learnt = self._learnt(found, written.said)
+        kinds, lengths = np.zeros(len(found.ids), np.int64), np.ones(len(found.ids), np.int64)
+        if runs:
+            places = np.searchsorted(found.starts, np.array(list(runs), np.int64), "right") - 1
+            kinds[places] = [run.kind for run in runs.values()]
+            lengths[places] = [run.length for run in runs.values()]
+            learnt[places] = False
+        return Rendered(
+            np.repeat(found.ids, lengths), np.repeat(kinds, lengths), np.repeat(learnt, lengths)
+        )
 
-    def _is_learnt(self, token: _Token, said: Sequence[Said], starts: Sequence[int]) -> bool:
-        """Whether it holds something of what the assistant said, or ends it."""
-        place = bisect_right(starts, max(token.start, token.end - 1)) - 1
-        if place < 0 or token.start == token.end:
-            return False
-        part = said[place]
-        if token.start < part.end:
-            return part.assistant
-        ends = token.start == part.end and token.id in self._special
-        return ends and part.assistant and part.last
+    def _learnt(self, found: _Tokens, said: Sequence[Said]) -> BoolArray:
+        """Which tokens hold something of what the assistant said, or end it."""
+        if not said:
+            return np.zeros(len(found.ids), np.bool_)
+        starts, ends = (np.array([part[i] for part in said], np.int64) for i in (0, 1))
+        ours, last = (np.array([part[i] for part in said], np.bool_) for i in (2, 3))
+        place = np.searchsorted(starts, np.maximum(found.starts, found.ends - 1), "right") - 1
+        real = (place >= 0) & (found.starts < found.ends) & ours[place]
+        inside = found.starts < ends[place]
+        closing = (found.starts == ends[place]) & last[place] & np.isin(found.ids, self._special)
+        learnt: BoolArray = real & (inside | closing)
+        return learnt
 
     def _spell(
         self, written: Written, record: Record, media: Sequence[MediaTokens]
@@ -151,32 +156,27 @@ class Templated:
             if place < 0 or written.said[place].end <= found.start():
                 yield found
 
-    def _encode(self, written: Written) -> Iterator[_Token]:
-        begins = self._begins and not self._begun(written.text)
+    def _encode(self, written: Written) -> _Tokens:
+        begins = self._begins and not (self._first and written.text.startswith(self._first))
         forged = any(self._names.search(written.text, s.start, s.end) for s in written.said)
         if not forged:
-            yield from _tokens(self._tokenizer.encode(written.text, add_special_tokens=begins), 0)
-            return
-        if begins:
-            yield from _tokens(self._tokenizer.encode("", add_special_tokens=True), 0)
+            return _tokens(self._tokenizer.encode(written.text, add_special_tokens=begins), 0)
+        parts = [_tokens(self._tokenizer.encode("", add_special_tokens=begins), 0)]
         done = 0
         for found in self._outside(written):
-            yield from self._plainly(written.text, done, found.start())
+            parts += self._plainly(written.text, done, found.start())
+            span = np.array([[found.start()], [found.end()]])
             id = self._tokenizer.token_to_id(found.group())
-            assert id is not None
-            yield _Token(id, found.start(), found.end())
+            parts.append(_Tokens(np.array([id]), span[0], span[1]))
             done = found.end()
-        yield from self._plainly(written.text, done, len(written.text))
+        parts += self._plainly(written.text, done, len(written.text))
+        return _Tokens(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _begun(self, text: str) -> bool:
-        first = self._tokenizer.encode("", add_special_tokens=True).tokens
-        return bool(first) and text.startswith(first[0])
-
-    def _plainly(self, text: str, start: int, end: int) -> Iterator[_Token]:
+    def _plainly(self, text: str, start: int, end: int) -> Iterator[_Tokens]:
         """Tokens of a stretch in which special tokens are ordinary characters."""
         if start < end:
             encoding = self._literal.encode(text[start:end], add_special_tokens=False)
-            yield from _tokens(encoding, start)
+            yield _tokens(encoding, start)
 
     @cached_property
     def _literal(self) -> Tokenizer:
@@ -185,6 +185,6 @@ class Templated:
         return tokenizer
 
 
-def _tokens(encoding: Encoding, shift: int) -> Iterator[_Token]:
-    for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-        yield _Token(id, start + shift, end + shift)
+def _tokens(encoding: Encoding, shift: int) -> _Tokens:
+    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2) + shift
+    return _Tokens(np.array(encoding.ids, np.int64), offsets[:, 0], offsets[:, 1])
