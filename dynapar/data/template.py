@@ -39,7 +39,7 @@ class Said(NamedTuple):
     assistant: bool
     """Whether it is to be learnt."""
     last: bool
-    """Whether it is the last text of its turn."""
+    """Whether it is the last part of its turn, media counted."""
 
 
 class Written(NamedTuple):
@@ -171,7 +171,8 @@ def _marked_parts(record: Record) -> list[_Part]:
         texts = [part for part in turn.parts if isinstance(part, str) and part.strip()]
         for number, text in enumerate(texts):
             tail = text[len(text.rstrip()) :]
-            found.append(_Part(tail, turn.role == "assistant", number == len(texts) - 1))
+            last = number == len(texts) - 1 and not isinstance(turn.parts[-1], int)
+            found.append(_Part(tail, turn.role == "assistant", last))
     return found
 
 

@@ -80,7 +80,6 @@ class Templated:
             places = np.searchsorted(found.starts, np.array(list(runs), np.int64), "right") - 1
             kinds[places] = [run.kind for run in runs.values()]
             lengths[places] = [run.length for run in runs.values()]
-            learnt[places] = False
         return Rendered(
             np.repeat(found.ids, lengths), np.repeat(kinds, lengths), np.repeat(learnt, lengths)
         )

@@ -182,6 +182,16 @@ def test_boundary_tokens_are_those_of_the_text(name: str, tmp_path: Path) -> Non
         assert len(sample.ids) - bare == item.llm_tokens + item.boundary_tokens + longer
 
 
+@pytest.mark.parametrize("name", ["pixtral-12b", "qwen2.5-vl-3b"])
+def test_a_picture_that_an_assistant_shows_is_not_learnt(name: str, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "m", name)
+    shape = load_model_shape(str(folder))
+    shown = [{"type": "text", "text": "Hi"}, {"type": "image", "image": "x"}]
+    messages: Messages = [text("user", "Hi"), {"role": "assistant", "content": shown}]
+    rendered = rendered_of(shape, messages, [shape.image(100, 100)])
+    assert hf_tokenizer(folder).decode(rendered.ids[rendered.learnt]) == "Hi"
+
+
 def test_pictures_count_alone_or_together(tmp_path: Path) -> None:
     """LLaVA-OneVision tiles an image only when it is the only one of its sample."""
     shape = load_model_shape(str(write_family(tmp_path / "m", "llava-onevision-0.5b")))
