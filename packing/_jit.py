@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Literal, ParamSpec, TypeVar, cast
 
 import numba
 
@@ -46,7 +46,7 @@ def inlined(fn: Callable[P, R]) -> Callable[P, R]:
     return _compiled(fn, inline="always")
 
 
-def _compiled(fn: Callable[P, R], *, inline: str) -> Callable[P, R]:
+def _compiled(fn: Callable[P, R], *, inline: Literal["never", "always"]) -> Callable[P, R]:
     dispatcher = numba.njit(cache=True, nogil=True, inline=inline)(fn)
     dispatcher._cache._cache_file._version = sources_version()  # type: ignore[attr-defined]
     return cast(Callable[P, R], dispatcher)

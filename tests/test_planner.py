@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -159,13 +160,14 @@ def test_more_ranks_than_samples_leaves_queues_empty(sync: Sync) -> None:
 
 
 def test_a_step_without_samples_is_refused() -> None:
-    for make in (
+    makers: tuple[Callable[[], StepPlan], ...] = (
         lambda: plan(table([]), FOUR, config()),
         lambda: homogeneous_plan(
             table([]), degree=1, step=3, cluster=FOUR, costs=COSTS, config=config()
         ),
         lambda: random_plan(table([]), seed=0, step=3, cluster=FOUR, costs=COSTS, config=config()),
-    ):
+    )
+    for make in makers:
         with pytest.raises(EmptyStepError) as caught:
             make()
         assert str(caught.value) == (
