@@ -96,16 +96,23 @@ def test_the_tree_finds_what_a_look_at_all_machines_finds(workload: str, waves: 
     assert len(seen) > 2
 
 
-@pytest.mark.parametrize("workload", ["longdoc", "docs", "flat"])
-def test_improving_lowers_the_latest_end_and_keeps_the_sums(workload: str) -> None:
-    problem = problem_of(workload, seed=2)
+@pytest.mark.parametrize(
+    ("workload", "seed", "across"),
+    [("docs", 2, False), ("flat", 2, False), ("longdoc", 3, True), ("sft", 2, True)],
+)
+def test_improving_lowers_the_latest_end_and_keeps_the_sums(
+    workload: str, seed: int, across: bool
+) -> None:
+    problem = problem_of(workload, seed)
     strip = built(problem, 96, 0)
     machines, microbatches = int(strip.counts[1]), int(strip.counts[0])
     before = int(strip.machine_end[:machines].max())
+    widths = strip.width[strip.microbatch]
     rounds = improve(strip, problem.order, 200, 0, problem.jobs, problem.limits, problem.constants)
     after = int(strip.machine_end[:machines].max())
     assert rounds > 0
     assert after < before
+    assert bool((strip.width[strip.microbatch] != widths).any()) == across
     for b in range(microbatches):
         rows = np.flatnonzero(strip.microbatch == b)
         width = int(strip.width[b])
