@@ -35,10 +35,10 @@ def place_units(
     encoder_capacity: int,
     position: IntArray,
 ) -> bool:
-    """Give encoder units, dearest first, to the rank of least load that has room.
+    """Give encoder units, in their order, to the rank of least load that has room.
 
     Args:
-        units: (k,) units of the microbatch; ties keep this order.
+        units: (k,) units of the microbatch, dearest first (`_units_of`).
         unit_tokens: (units,) encoder tokens of all units.
         ticks: (units,) their times.
         load: (w,) ticks that each rank has already; grows by what it is given.
@@ -48,16 +48,19 @@ def place_units(
     Returns:
         Whether every unit found room.
     """
-    used = np.zeros(load.shape[0], np.int64)
-    ranking = np.argsort(-ticks[units], kind="mergesort")
-    for q in range(units.shape[0]):
-        u = units[ranking[q]]
-        r = _lightest(load, used, unit_tokens[u], encoder_capacity)
-        if r < 0:
+    width = load.shape[0]
+    used = np.zeros(width, np.int64)
+    for u in units:
+        size = unit_tokens[u]
+        best = -1
+        for r in range(width):
+            if used[r] + size <= encoder_capacity and (best < 0 or load[r] < load[best]):
+                best = r
+        if best < 0:
             return False
-        position[u] = r
-        load[r] += ticks[u]
-        used[r] += unit_tokens[u]
+        position[u] = best
+        load[best] += ticks[u]
+        used[best] += size
     return True
 
 
@@ -105,7 +108,8 @@ def _spread(
 
 
 @kernel
-def _units_of(samples: IntArray, unit_offsets: IntArray) -> IntArray:
+def _units_of(samples: IntArray, unit_offsets: IntArray, ticks: IntArray) -> IntArray:
+    """The units of these samples, dearest first; ties keep the order of the samples."""
     amount = 0
     for i in samples:
         amount += unit_offsets[i + 1] - unit_offsets[i]
@@ -115,7 +119,7 @@ def _units_of(samples: IntArray, unit_offsets: IntArray) -> IntArray:
         for u in range(unit_offsets[i], unit_offsets[i + 1]):
             units[k] = u
             k += 1
-    return units
+    return units[np.argsort(-ticks[units], kind="mergesort")] if amount > 1 else units
 
 
 @kernel
@@ -160,10 +164,14 @@ def settle(
         chosen = layout.order[lo:hi]
         samples = chosen[np.argsort(-tokens[chosen], kind="mergesort")]
         layout.order[lo:hi] = samples
-        units = _units_of(samples, unit_offsets)
+        units = _units_of(samples, unit_offsets, ticks)
         first, degree = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        load, before = np.zeros(width, np.int64), np.zeros(width, np.int64)
-        best = -1
+        load = np.zeros(width, np.int64)
+        best, encoder = -1, 0
+        if apart:  # who holds which sample plays no part
+            if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
+                return False
+            encoder = int(load.max())
         tries = 5 if mixed and width > 1 else 1
         tried = -1
         for attempt in range(tries):
@@ -174,15 +182,10 @@ def settle(
             latency = _spread(samples, whole, width, tokens, capacity, costs, first, degree, load)
             if latency < 0:
                 continue
-            before[:] = load
-            if apart:
-                load[:] = 0
-            if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
-                continue
-            if apart:
-                value = int(before.max()) + latency + int(load.max())
-            else:
-                value = int(load.max()) + latency
+            if not apart and units.shape[0] > 0:
+                if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
+                    continue
+            value = int(load.max()) + latency + encoder
             if best < 0 or value < best:
                 best = value
                 for q in range(count):
@@ -229,7 +232,7 @@ def place_in_microbatches(
             first = layout.sample_first[i] - layout.first[b]
             if not apart:
                 load[first : first + layout.sample_degree[i]] += linear + attention + exchange
-        units = _units_of(samples, unit_offsets)
+        units = _units_of(samples, unit_offsets, ticks)
         if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
             return b
         for u in units:

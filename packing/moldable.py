@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._jit import kernel
+from ._jit import inlined, kernel
 from .ticks import Coefficients, IntArray, latency_ticks, sample_ticks, unit_columns
 
 NEVER = 1 << 60
@@ -239,6 +239,30 @@ def alone(jobs: Jobs, i: int, degree: int, costs: Coefficients) -> int:
     return overhead(degree, costs) + job_ticks(jobs, i, degree, costs) + rest
 
 
+@inlined
+def ends_alone(
+    ticks: int, target: int, tokens: int, encoded: int, capacity: int, encoder_capacity: int
+) -> bool:
+    """Whether one rank is enough, from a sample's own numbers: no call that takes structures."""
+    return ticks <= target and tokens <= capacity and encoded <= encoder_capacity
+
+
+@kernel
+def all_fit(jobs: Jobs, degree: int, limits: Limits) -> bool:
+    """Whether every sample alone keeps within both capacities at this degree."""
+    tokens, encoded, share = jobs.tokens, jobs.encoder_tokens, degree * limits.capacity
+    capacity, encoder_capacity = limits.capacity, limits.encoder_capacity
+    inside = degree < jobs.share.shape[1]
+    for i in range(tokens.shape[0]):
+        if tokens[i] > share:
+            return False
+        held = jobs.share[i, degree] if inside else 0
+        if not inside or held > capacity or encoded[i] > encoder_capacity:
+            if not fits(jobs, i, degree, limits):
+                return False
+    return True
+
+
 @kernel
 def fits(jobs: Jobs, i: int, degree: int, limits: Limits) -> bool:
     """Whether sample i alone keeps within both capacities at this degree."""
@@ -277,7 +301,13 @@ def shared_work(
 ) -> int:
     """Rank-ticks when every sample of `order` takes its least degree at `target`."""
     total = 0
+    column, tokens, encoded, base = jobs.ticks[:, 1], jobs.tokens, jobs.encoder_tokens, overhead(1, costs)
     for i in order:
+        if ends_alone(
+            column[i] + base, target, tokens[i], encoded[i], limits.capacity, limits.encoder_capacity
+        ):
+            total += column[i]
+            continue
         d = least_degree(jobs, i, target, limits, costs)
         ticks = job_ticks(jobs, i, d, costs)
         over = max(0, overhead(d, costs) + ticks - target)
@@ -286,11 +316,11 @@ def shared_work(
 
 
 @kernel
-def work_at_degree(jobs: Jobs, degree: int, limits: Limits, costs: Coefficients) -> int:
-    """Least rank-ticks of all samples at one degree, with the fixed part of full microbatches."""
-    total, tokens = 0, 0
-    for i in range(jobs.tokens.shape[0]):
-        linear, attention, exchange = sample_ticks(jobs.tokens[i], degree, costs)
-        total += degree * (linear + attention + exchange) + jobs.encoder_ticks[i]
-        tokens += jobs.tokens[i]
-    return total + tokens // limits.capacity * costs.fixed
+def work_at_degree(jobs: Jobs, degree: int, costs: Coefficients) -> int:
+    """Least rank-ticks of all samples at one degree, without the overhead of microbatches."""
+    total = 0
+    tokens, encoders = jobs.tokens, jobs.encoder_ticks
+    for i in range(tokens.shape[0]):
+        linear, attention, exchange = sample_ticks(tokens[i], degree, costs)
+        total += degree * (linear + attention + exchange) + encoders[i]
+    return total

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._jit import inlined, kernel
+from ._jit import kernel
 from .moldable import (
     NEVER,
     Jobs,
@@ -98,7 +98,7 @@ def empty_strip(samples: int, jobs: int, ranks: int) -> Strip:
     )
 
 
-@inlined
+@kernel
 def add(strip: Strip, b: int, i: int, jobs: Jobs) -> None:
     """Put sample i into microbatch b."""
     strip.tokens[b] += share_tokens(jobs, i, strip.width[b])

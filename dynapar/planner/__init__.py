@@ -69,7 +69,7 @@ def plan_step(
     else:
         find = best_waves if problem.lockstep else best_step
         dynamic = find(problem, order, bound)
-        degree, homogeneous = best_homogeneous(problem, order, rival=dynamic.makespan)
+        degree, homogeneous = best_homogeneous(problem, rival=dynamic.makespan)
     dynamic, least = search_few(problem, dynamic, homogeneous, bound)
     found, single = dynamic, False
     if homogeneous is not None:
@@ -120,12 +120,12 @@ def homogeneous_plan(
     order = problem.order
     equal = config.equal_counts
     if degree is None:
-        best = best_equal_homogeneous(problem) if equal else best_homogeneous(problem, order)
+        best = best_equal_homogeneous(problem) if equal else best_homogeneous(problem)
         degree, found = best
     elif not fits_all(problem, degree):
         found = None
     else:
-        found = equal_at_degree(problem, degree) if equal else at_degree(problem, order, degree)
+        found = equal_at_degree(problem, degree) if equal else at_degree(problem, degree)
     fitting = fits_all(problem, degree) if degree else bool(homogeneous_degrees(problem))
     if found is None and equal and fitting:
         raise no_way(problem)

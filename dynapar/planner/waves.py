@@ -23,6 +23,8 @@ LEADERS = 4096
 """Samples that are looked at to size a peeled wave."""
 LEAST_FILL = 0.75
 """A wave that is less full than this is not worth peeling."""
+STEEP = 0.01
+"""Peeling ends where it promises a step so much longer."""
 ROUNDS = 100
 """Rounds of local search, and one more a rank and wave."""
 
@@ -77,14 +79,12 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
         if search.fill_up(way, found):
             return search.result(order)
     found.sort(key=lambda entry: entry[0])
-    tried = 0
     choices = settings(problem)
-    for value, waves, way in found[: 3 if few else 2]:
+    for place, (value, waves, way) in enumerate(found[: 3 if few else 2]):
+        if place and not few and value > found[0][0] * 1.02:
+            break
         for setting in choices:
-            if value > found[0][0] * 1.02 and tried > len(choices) and not few:
-                break
             search.attempt(way, waves, setting)
-            tried += 1
             if search.good:
                 return search.result(order)
     return search.result(order)
@@ -105,6 +105,8 @@ class _Search:
         self.least = max(costs.fixed + costs.linear_rank, costs.llm_floor)
         self.room = limits.ranks * limits.capacity
         self.overhead = costs.fixed + costs.linear_rank
+        self.tried: set[tuple[int, int, Setting]] = set()
+        """Peeled waves, other waves and setting of each attempt."""
 
     @property
     def good(self) -> bool:
@@ -123,20 +125,24 @@ class _Search:
         return self.overhead + int(self.work[order].sum()) // (self.problem.limits.ranks * waves)
 
     def promising(self, order: IntArray) -> list[Way]:
-        """Nothing peeled, one wave peeled, two, ...: the three that promise most."""
-        ways = [Way(order, (), 0)]
-        while len(ways) <= PEELED:
-            way = self._peel(ways[-1])
-            if way is None:
+        """Nothing peeled, one wave peeled, two, ... while that promises; the best three of them."""
+        way: Way | None = Way(order, (), 0)
+        promises: list[tuple[int, Way]] = []
+        least = None
+        while way is not None and len(promises) <= PEELED:
+            promise = self.floor(way, self.fewest(way.order, 0.99))
+            promises.append((promise, way))
+            if least is not None and promise > least * (1 + STEEP):
                 break
-            ways.append(way)
-        return sorted(ways, key=self._promise)[:3]
+            least = promise if least is None else min(promise, least)
+            way = self._peel(way)
+        return [way for _, way in sorted(promises, key=lambda entry: entry[0])[:3]]
 
-    def _promise(self, way: Way) -> int:
+    def floor(self, way: Way, waves: int) -> int:
+        """What a way with so many more waves hardly falls below: its work shared out evenly."""
         if not len(way.order):
             return way.spent
         problem = self.problem
-        waves = self.fewest(way.order, 0.99)
         target = max(self.even(way.order, waves), self.least)
         shared = int(
             shared_work(problem.jobs, way.order, target, problem.limits, problem.constants)
@@ -186,6 +192,8 @@ class _Search:
             setting = settings(self.problem)[0]
         last: int | None = None
         for waves in range(fewest, max(fewest + 2, fewest * 7 // 5 + 1) + 1):
+            if self.best is not None and self.floor(way, waves) >= self.best.makespan:
+                break
             value = self.attempt(way, waves, setting)
             if self.good:
                 return True
@@ -198,6 +206,10 @@ class _Search:
 
     def attempt(self, way: Way, waves: int, setting: Setting) -> int | None:
         """Build the rest of a way in so many waves; its value, None where it does not fit."""
+        key = (len(way.peeled), waves, setting)
+        if key in self.tried:
+            return None
+        self.tried.add(key)
         layouts = way.peeled
         if len(way.order):
             layout = self._rest(way, waves, setting)
