@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ._jit import kernel
@@ -15,15 +17,12 @@ from .ticks import (
     unit_columns,
 )
 
-
-@kernel
-def _lightest(load: IntArray, used: IntArray, size: int, capacity: int) -> int:
-    """The position of least load that has room for `size`; -1 if none has."""
-    best = -1
-    for r in range(load.shape[0]):
-        if used[r] + size <= capacity and (best < 0 or load[r] < load[best]):
-            best = r
-    return best
+NEVER = 1 << 60
+"""Later than any time."""
+FEW = 5
+"""How many samples are shared: 0, 1, ... up to one less than this, ..."""
+TRIES = FEW + 4
+"""... then quarters, and all of them first."""
 
 
 @kernel
@@ -64,47 +63,87 @@ def place_units(
     return True
 
 
+class Shares(NamedTuple):
+    """What the samples of one microbatch bring, longest first: k of them shared, the others whole.
+
+    A rank's load and tokens start from what the first k samples bring when all ranks share them.
+    """
+
+    whole: IntArray
+    """(c,) ticks of each sample on one rank."""
+    load: IntArray
+    """(c + 1,) ticks of the first k samples, on every rank of the microbatch."""
+    held: IntArray
+    """(c + 1, width) their tokens on each rank."""
+
+
+@kernel
+def _shares(samples: IntArray, tokens: IntArray, width: int, costs: Coefficients) -> Shares:
+    count = samples.shape[0]
+    shares = Shares(
+        np.zeros(count, np.int64),
+        np.zeros(count + 1, np.int64),
+        np.zeros((count + 1, width), np.int64),
+    )
+    whole, load, held = shares.whole, shares.load, shares.held
+    for k in range(count):
+        size = tokens[samples[k]]
+        linear, attention, exchange = sample_ticks(size, width, costs)
+        load[k + 1] = load[k] + linear + attention + exchange
+        if width > 1:
+            linear, attention, exchange = sample_ticks(size, 1, costs)
+        whole[k] = linear + attention + exchange
+        for r in range(width):
+            held[k + 1, r] = held[k, r] + cut_tokens(size, width, r)
+    return shares
+
+
 @kernel
 def _spread(
-    samples: IntArray,
-    whole: int,
-    width: int,
-    tokens: IntArray,
-    capacity: int,
-    costs: Coefficients,
-    first: IntArray,
-    degree: IntArray,
-    load: IntArray,
-) -> int:
-    """Share the first `len(samples) - whole` samples over all ranks, keep the others whole.
+    samples: IntArray, tokens: IntArray, shared: int, shares: Shares, capacity: int, limit: int,
+    costs: Coefficients, first: IntArray, load: IntArray,
+) -> int:  # fmt: skip
+    """Share the first `shared` samples, keep each other one whole on the rank of least load.
 
-    Those go, longest first, to the rank of least load. Returns the latency, or -1 where a sample
-    finds no room.
+    Args:
+        samples: (c,) of the microbatch, longest first.
+        tokens: (n,) of all samples.
+        shared: How many all ranks share.
+        shares: Of `samples`.
+        capacity: Tokens that a rank may hold.
+        limit: What ends no earlier than this is of no use.
+        costs: The coefficients.
+        first: (c,) receives the position of each whole sample.
+        load: (width,) receives the ticks of each rank.
+
+    Returns:
+        The largest load, with latency; -1 where a sample finds no room or `limit` is reached.
     """
-    held = np.zeros(width, np.int64)
-    busy = np.zeros(width, np.bool_)
-    load[:] = 0
-    largest = 1
-    for q in range(samples.shape[0]):
-        i = samples[q]
-        d = width if q < samples.shape[0] - whole else 1
-        linear, attention, exchange = sample_ticks(tokens[i], d, costs)
-        first[q], degree[q] = 0, d
-        if d == 1:
-            first[q] = _lightest(load, held, tokens[i], capacity)
-            if first[q] < 0:
-                return -1
-        largest = max(largest, d)
-        for position in range(d):
-            r = first[q] + position
-            held[r] += cut_tokens(tokens[i], d, position)
-            load[r] += linear + attention + exchange
-            if not busy[r]:
-                busy[r] = True
-                load[r] += costs.linear_rank
-            if held[r] > capacity:
-                return -1
-    return latency_ticks(largest, costs)
+    width = load.shape[0]
+    latency = latency_ticks(width if shared > 0 else 1, costs)
+    held = shares.held[shared].copy()
+    if held.max() > capacity:
+        return -1
+    load[:] = shares.load[shared]
+    if shared > 0:
+        load[:] += costs.linear_rank
+    most = load[0]
+    for q in range(shared, samples.shape[0]):
+        size, best = tokens[samples[q]], -1
+        for r in range(width):
+            if held[r] + size <= capacity and (best < 0 or load[r] < load[best]):
+                best = r
+        if best < 0:
+            return -1
+        if held[best] == 0 and shared == 0:
+            load[best] += costs.linear_rank
+        first[q] = best
+        held[best] += size
+        load[best] += shares.whole[q]
+        most = max(most, load[best])
+        if most + latency >= limit:
+            return -1
+    return int(most + latency)
 
 
 @kernel
@@ -136,9 +175,9 @@ def settle(
 ) -> bool:
     """Decide, inside each microbatch, who shares what: fills `layout`'s samples and units.
 
-    A sample starts at the width of its microbatch. In a ring, the shortest samples are tried whole
-    on one rank each (none of them, a quarter, half, ..., all), encoder units are placed on top, and
-    the quickest of these is kept: the first of equals.
+    In a ring, all ranks share the longest samples, and each other one stays whole on one rank, to
+    which it goes by least load. How many are shared is tried (all, a few, and quarters of them),
+    encoder units are placed on top, and the quickest of these is kept: the first of equals.
 
     Args:
         layout: `first`, `width`, `offsets`, `order` are read; `order` is sorted within each
@@ -165,35 +204,42 @@ def settle(
         samples = chosen[np.argsort(-tokens[chosen], kind="mergesort")]
         layout.order[lo:hi] = samples
         units = _units_of(samples, unit_offsets, ticks)
-        first, degree = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        load = np.zeros(width, np.int64)
-        best, encoder = -1, 0
+        first, load = np.zeros(count, np.int64), np.zeros(width, np.int64)
+        best, encoder = NEVER, 0
         if apart:  # who holds which sample plays no part
             if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
                 return False
             encoder = int(load.max())
-        tries = 5 if mixed and width > 1 else 1
-        tried = -1
-        for attempt in range(tries):
-            whole = count * attempt // 4 if width > 1 else 0
-            if whole == tried:
+        shares = _shares(samples, tokens, width, costs)
+        last = -1
+        for attempt in range(TRIES if mixed and width > 1 else 1):
+            shared = count
+            if attempt > 0:
+                shared = min(count, attempt - 1 if attempt <= FEW else count * (attempt - FEW) // 4)
+                if shared == last or shared == count:
+                    continue
+            last = shared
+            if shares.load[shared] + encoder >= best:
                 continue
-            tried = whole
-            latency = _spread(samples, whole, width, tokens, capacity, costs, first, degree, load)
-            if latency < 0:
+            limit = best - encoder
+            value = _spread(samples, tokens, shared, shares, capacity, limit, costs, first, load)
+            if value < 0:
                 continue
             if not apart and units.shape[0] > 0:
+                value -= int(load.max())
                 if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
                     continue
-            value = int(load.max()) + latency + encoder
-            if best < 0 or value < best:
-                best = value
-                for q in range(count):
-                    layout.sample_first[samples[q]] = layout.first[b] + first[q]
-                    layout.sample_degree[samples[q]] = degree[q]
-                for u in units:
-                    layout.unit_rank[u] = layout.first[b] + position[u]
-        if best < 0:
+                value += int(load.max())
+            if value + encoder >= best:
+                continue
+            best = value + encoder
+            for q in range(count):
+                whole = q >= shared
+                layout.sample_first[samples[q]] = layout.first[b] + (first[q] if whole else 0)
+                layout.sample_degree[samples[q]] = 1 if whole else width
+            for u in units:
+                layout.unit_rank[u] = layout.first[b] + position[u]
+        if best == NEVER:
             return False
     return True
 
