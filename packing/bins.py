@@ -42,22 +42,22 @@ def place_units(
         ticks: (units,) their times.
         load: (w,) ticks that each rank has already; grows by what it is given.
         encoder_capacity: Encoder tokens that a rank may take.
-        position: (units,) receives the position of each unit.
+        position: (k,) receives the position of each unit.
 
     Returns:
         Whether every unit found room.
     """
     width = load.shape[0]
     used = np.zeros(width, np.int64)
-    for u in units:
-        size = unit_tokens[u]
-        best = -1
+    for k in range(units.shape[0]):
+        u = units[k]
+        size, best = unit_tokens[u], -1
         for r in range(width):
             if used[r] + size <= encoder_capacity and (best < 0 or load[r] < load[best]):
                 best = r
         if best < 0:
             return False
-        position[u] = best
+        position[k] = best
         load[best] += ticks[u]
         used[best] += size
     return True
@@ -162,6 +162,75 @@ def _units_of(samples: IntArray, unit_offsets: IntArray, ticks: IntArray) -> Int
 
 
 @kernel
+def settle_one(
+    layout: Layout, b: int, chosen: IntArray, tokens: IntArray, unit_offsets: IntArray,
+    unit_tokens: IntArray, ticks: IntArray, capacity: int, encoder_capacity: int, apart: bool,
+    mixed: bool, costs: Coefficients,
+) -> tuple[IntArray, int, int]:  # fmt: skip
+    """Decide, inside microbatch b, who shares what, as `settle` does.
+
+    Args:
+        layout: `first` and `width` are read; `sample_first`, `sample_degree` and `unit_rank` of
+            the microbatch are written, if a way is found.
+        b: The microbatch.
+        chosen: (c,) its samples.
+        tokens: (n,) LLM tokens of all samples.
+        unit_offsets: (n + 1,) where each sample's encoder units begin.
+        unit_tokens: (units,) encoder tokens.
+        ticks: (units,) their times.
+        capacity: LLM tokens that a rank may hold.
+        encoder_capacity: Encoder tokens that a rank may encode.
+        apart: Whether encoder and LLM are waited for one after the other.
+        mixed: Whether samples may stay whole on one rank of a ring.
+        costs: The coefficients.
+
+    Returns:
+        The samples, longest first; the slowest rank's LLM ticks (with its encoder ticks, unless
+        `apart`), without `fixed`, and -1 where no way keeps within the capacities; and its encoder
+        ticks (0 unless `apart`).
+    """
+    width, count = layout.width[b], chosen.shape[0]
+    samples = chosen[np.argsort(-tokens[chosen], kind="mergesort")]
+    units = _units_of(samples, unit_offsets, ticks)
+    position = np.zeros(units.shape[0], np.int64)
+    first, load = np.zeros(count, np.int64), np.zeros(width, np.int64)
+    best, encoder = NEVER, 0
+    if apart:  # who holds which sample plays no part
+        if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
+            return samples, -1, 0
+        encoder = int(load.max()) if width > 0 else 0
+    shares = _shares(samples, tokens, width, costs)
+    last = -1
+    for attempt in range(TRIES if mixed and width > 1 else 1):
+        shared = count
+        if attempt > 0:
+            shared = min(count, attempt - 1 if attempt <= FEW else count * (attempt - FEW) // 4)
+            if shared == last or shared == count:
+                continue
+        last = shared
+        if shares.load[shared] >= best:
+            continue
+        value = _spread(samples, tokens, shared, shares, capacity, best, costs, first, load)
+        if value < 0:
+            continue
+        if not apart and units.shape[0] > 0:
+            value -= int(load.max())
+            if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
+                continue
+            value += int(load.max())
+        if value >= best:
+            continue
+        best = value
+        for q in range(count):
+            whole = q >= shared
+            layout.sample_first[samples[q]] = layout.first[b] + (first[q] if whole else 0)
+            layout.sample_degree[samples[q]] = 1 if whole else width
+        for k in range(units.shape[0]):
+            layout.unit_rank[units[k]] = layout.first[b] + position[k]
+    return samples, -1 if best == NEVER else best, encoder
+
+
+@kernel
 def settle(
     layout: Layout,
     tokens: IntArray,
@@ -195,52 +264,15 @@ def settle(
         Whether every microbatch found a way within both capacities.
     """
     ticks = unit_columns(unit_tokens, costs)
-    position = np.zeros(unit_tokens.shape[0], np.int64)
     for b in range(layout.first.shape[0]):
-        width = layout.width[b]
         lo, hi = layout.offsets[b], layout.offsets[b + 1]
-        count = hi - lo
-        chosen = layout.order[lo:hi]
-        samples = chosen[np.argsort(-tokens[chosen], kind="mergesort")]
-        layout.order[lo:hi] = samples
-        units = _units_of(samples, unit_offsets, ticks)
-        first, load = np.zeros(count, np.int64), np.zeros(width, np.int64)
-        best, encoder = NEVER, 0
-        if apart:  # who holds which sample plays no part
-            if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
-                return False
-            encoder = int(load.max())
-        shares = _shares(samples, tokens, width, costs)
-        last = -1
-        for attempt in range(TRIES if mixed and width > 1 else 1):
-            shared = count
-            if attempt > 0:
-                shared = min(count, attempt - 1 if attempt <= FEW else count * (attempt - FEW) // 4)
-                if shared == last or shared == count:
-                    continue
-            last = shared
-            if shares.load[shared] + encoder >= best:
-                continue
-            limit = best - encoder
-            value = _spread(samples, tokens, shared, shares, capacity, limit, costs, first, load)
-            if value < 0:
-                continue
-            if not apart and units.shape[0] > 0:
-                value -= int(load.max())
-                if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
-                    continue
-                value += int(load.max())
-            if value + encoder >= best:
-                continue
-            best = value + encoder
-            for q in range(count):
-                whole = q >= shared
-                layout.sample_first[samples[q]] = layout.first[b] + (first[q] if whole else 0)
-                layout.sample_degree[samples[q]] = 1 if whole else width
-            for u in units:
-                layout.unit_rank[u] = layout.first[b] + position[u]
-        if best == NEVER:
+        samples, value, _ = settle_one(
+            layout, b, layout.order[lo:hi], tokens, unit_offsets, unit_tokens, ticks, capacity,
+            encoder_capacity, apart, mixed, costs,
+        )  # fmt: skip
+        if value < 0:
             return False
+        layout.order[lo:hi] = samples
     return True
 
 
@@ -269,7 +301,6 @@ def place_in_microbatches(
         The first microbatch whose units find no room; -1 when all do.
     """
     ticks = unit_columns(unit_tokens, costs)
-    position = np.zeros(unit_tokens.shape[0], np.int64)
     for b in range(layout.first.shape[0]):
         samples = layout.order[layout.offsets[b] : layout.offsets[b + 1]]
         load = np.zeros(layout.width[b], np.int64)
@@ -279,8 +310,9 @@ def place_in_microbatches(
             if not apart:
                 load[first : first + layout.sample_degree[i]] += linear + attention + exchange
         units = _units_of(samples, unit_offsets, ticks)
+        position = np.zeros(units.shape[0], np.int64)
         if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
             return b
-        for u in units:
-            layout.unit_rank[u] = layout.first[b] + position[u]
+        for k in range(units.shape[0]):
+            layout.unit_rank[units[k]] = layout.first[b] + position[k]
     return -1

@@ -89,18 +89,29 @@ def describe(
     return jobs
 
 
-def without_encoder(jobs: Jobs, shadow: IntArray, costs: Coefficients) -> Jobs:
-    """The same samples with their encoder work as a second load instead of the first one."""
+def without_encoder(jobs: Jobs, shadow: IntArray, whole: int, costs: Coefficients) -> Jobs:
+    """The same samples with their encoder work as a second load instead of the first one.
+
+    Args:
+        jobs: All samples.
+        shadow: (n,) the second load.
+        whole: Samples of at most this many ticks on one rank are expected to stay whole in wide
+            microbatches (`bins.settle`), evenly spread over the ranks.
+        costs: The coefficients.
+    """
     none = np.zeros_like(jobs.tokens)
-    return _reprice(jobs._replace(encoder_ticks=none, unit_ticks=none.copy(), shadow=shadow), costs)
+    bare = jobs._replace(encoder_ticks=none, unit_ticks=none.copy(), shadow=shadow)
+    return _reprice(bare, whole, costs)
 
 
 @kernel
-def _reprice(jobs: Jobs, costs: Coefficients) -> Jobs:
+def _reprice(jobs: Jobs, whole: int, costs: Coefficients) -> Jobs:
     ticks = np.zeros_like(jobs.ticks)
     for i in range(ticks.shape[0]):
         for degree in range(1, ticks.shape[1]):
             ticks[i, degree] = priced(jobs.tokens[i], jobs.encoder_ticks[i], degree, costs)
+            if ticks[i, 1] <= whole:
+                ticks[i, degree] = min(ticks[i, degree], (ticks[i, 1] + degree - 1) // degree)
     return Jobs(
         jobs.tokens, jobs.encoder_ticks, jobs.unit_ticks, jobs.encoder_tokens, jobs.unit_size,
         jobs.units, jobs.shadow, ticks, jobs.share,

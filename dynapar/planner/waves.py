@@ -13,6 +13,7 @@ import numpy as np
 from dynapar.packing.construct import construct
 from dynapar.packing.moldable import Jobs, shared_work, without_encoder
 from dynapar.packing.peel import leader_targets
+from dynapar.packing.refine import refine
 from dynapar.packing.ticks import IntArray, Layout
 from dynapar.planner.problem import Candidate, Problem, arrange, polish, price
 from dynapar.planner.step import FEW, GOOD, Setting, one_by_one, settings
@@ -23,8 +24,12 @@ LEADERS = 4096
 """Samples that are looked at to size a peeled wave."""
 LEAST_FILL = 0.75
 """A wave that is less full than this is not worth peeling."""
+WHOLE = 0.5
+"""Samples of at most this share of a wave stay whole in wide microbatches, as a rule."""
 STEEP = 0.01
 """Peeling ends where it promises a step so much longer."""
+REFINED = 100
+"""Changes tried on a finished layout, and two more a microbatch."""
 ROUNDS = 100
 """Rounds of local search, and one more a rank and wave."""
 
@@ -76,8 +81,12 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
     few = len(order) <= FEW
     found: list[tuple[int, int, Way]] = []
     for way in search.promising(order):
-        if search.fill_up(way, found):
+        search.fill_up(way, found)
+        if search.good:
             return search.result(order)
+    search.even_out()
+    if search.good:
+        return search.result(order)
     found.sort(key=lambda entry: entry[0])
     choices = settings(problem)
     for place, (value, waves, way) in enumerate(found[: 3 if few else 2]):
@@ -87,6 +96,7 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
             search.attempt(way, waves, setting)
             if search.good:
                 return search.result(order)
+    search.even_out()
     return search.result(order)
 
 
@@ -97,6 +107,8 @@ class _Search:
         self.problem = problem
         self.bound = bound
         self.best: Candidate | None = None
+        self.evened: Candidate | None = None
+        """The best one when it was last evened out."""
         limits, costs = problem.limits, problem.constants
         tokens = problem.jobs.tokens.astype(np.float64)
         attention = costs.attention_pair * tokens * (tokens + costs.attention_half)
@@ -114,6 +126,19 @@ class _Search:
 
     def result(self, order: IntArray) -> Candidate:
         return self.best if self.best is not None else one_by_one(self.problem, order)
+
+    def even_out(self) -> None:
+        """Move samples between the microbatches of the best layout so far."""
+        problem, best = self.problem, self.best
+        if best is None or best is self.evened:
+            return
+        layout = Layout(*(column.copy() for column in best.layout))
+        rounds = REFINED + 2 * len(layout.first)
+        changes = refine(
+            layout, rounds, problem.jobs, problem.unit_offsets, problem.unit_tokens,
+            problem.limits, problem.constants,
+        )  # fmt: skip
+        self.best = self.evened = price(problem, layout) if changes else best
 
     def fewest(self, order: IntArray, fill: float = 1.0) -> int:
         """Waves that hold the tokens of these samples, filled to this share."""
@@ -182,8 +207,8 @@ class _Search:
                 best_fill = fill
         return best
 
-    def fill_up(self, way: Way, found: list[tuple[int, int, Way]]) -> bool:
-        """Try the fewest waves for what is left, then more while that helps; True when good."""
+    def fill_up(self, way: Way, found: list[tuple[int, int, Way]]) -> None:
+        """Try the fewest waves for what is left, then more while that helps."""
         fewest = self.fewest(way.order)
         node = min(self.problem.limits.node, self.problem.limits.largest)
         a_rank = len(way.order) / (self.problem.limits.ranks * fewest)
@@ -196,13 +221,12 @@ class _Search:
                 break
             value = self.attempt(way, waves, setting)
             if self.good:
-                return True
+                return
             if value is not None and len(way.order):
                 found.append((value, waves, way))
             if not len(way.order) or (last is not None and (value is None or value > last)):
                 break
             last = value if value is not None else last
-        return False
 
     def attempt(self, way: Way, waves: int, setting: Setting) -> int | None:
         """Build the rest of a way in so many waves; its value, None where it does not fit."""
@@ -249,4 +273,5 @@ class _Search:
         ranks = self.problem.limits.ranks
         llm = max(1, int(self.work[order].sum()) - encoder + ranks * waves * self.overhead)
         shadow = (jobs.encoder_ticks * (llm / encoder)).astype(np.int64)
-        return without_encoder(jobs, shadow, self.problem.constants)
+        whole = int(WHOLE * llm / (ranks * waves))
+        return without_encoder(jobs, shadow, whole, self.problem.constants)
