@@ -153,7 +153,7 @@ def _exchange(head: IntArray, following: IntArray, b: int, a: int, back: int) ->
 
 @kernel
 def refine(
-    layout: Layout, rounds: int, jobs: Jobs, unit_offsets: IntArray, unit_tokens: IntArray,
+    layout: Layout, rounds: int, goal: int, jobs: Jobs, unit_offsets: IntArray, unit_tokens: IntArray,
     limits: Limits, costs: Coefficients,
 ) -> int:  # fmt: skip
     """Even out a layout of waves; changed in place, also the order of its samples.
@@ -161,6 +161,7 @@ def refine(
     Args:
         layout: As `balance.lay_out` gives it, with waves.
         rounds: At most this many changes are tried.
+        goal: Stop once all waves together last no longer, in ticks.
         jobs: All samples.
         unit_offsets: (n + 1,) where each sample's encoder units begin.
         unit_tokens: (units,) encoder tokens.
@@ -197,6 +198,8 @@ def refine(
     done, trials = 0, 0
     partners = np.empty(0, np.int64)
     for _ in range(rounds):
+        if parts.wave.sum() <= goal:
+            break
         v, p = _worst(parts, layout, limits.ranks, costs)
         if v < 0:
             break

@@ -6,6 +6,7 @@ while they idle little; what is left shares one target over all its waves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ WHOLE = 0.5
 """Samples of at most this share of a wave stay whole in wide microbatches, as a rule."""
 STEEP = 0.01
 """Peeling ends where it promises a step so much longer."""
+CLOSE = 0.02
+"""A gap from which evening out may end the search."""
 REFINED = 100
 """Changes tried on a finished layout, and two more a microbatch."""
 ROUNDS = 100
@@ -80,13 +83,10 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
     search = _Search(problem, bound)
     few = len(order) <= FEW
     found: list[tuple[int, int, Way]] = []
-    for way in search.promising(order):
+    for way in search.ways(order):
         search.fill_up(way, found)
-        if search.good:
+        if search.close and search.even_out():
             return search.result(order)
-    search.even_out()
-    if search.good:
-        return search.result(order)
     found.sort(key=lambda entry: entry[0])
     choices = settings(problem)
     for place, (value, waves, way) in enumerate(found[: 3 if few else 2]):
@@ -94,7 +94,7 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
             break
         for setting in choices:
             search.attempt(way, waves, setting)
-            if search.good:
+            if search.close and search.even_out():
                 return search.result(order)
     search.even_out()
     return search.result(order)
@@ -124,21 +124,28 @@ class _Search:
     def good(self) -> bool:
         return self.best is not None and self.best.makespan <= self.bound * (1 + GOOD)
 
+    @property
+    def close(self) -> bool:
+        """Whether evening the best layout out may make it good."""
+        return self.best is not None and self.best.makespan <= self.bound * (1 + CLOSE)
+
     def result(self, order: IntArray) -> Candidate:
         return self.best if self.best is not None else one_by_one(self.problem, order)
 
-    def even_out(self) -> None:
-        """Move samples between the microbatches of the best layout so far."""
+    def even_out(self) -> bool:
+        """Move samples between the microbatches of the best layout; whether it is good now."""
         problem, best = self.problem, self.best
-        if best is None or best is self.evened:
-            return
+        if best is None or best is self.evened or self.good:
+            return self.good
         layout = Layout(*(column.copy() for column in best.layout))
         rounds = REFINED + 2 * len(layout.first)
+        goal = int(self.bound * (1 + GOOD / 2))
         changes = refine(
-            layout, rounds, problem.jobs, problem.unit_offsets, problem.unit_tokens,
+            layout, rounds, goal, problem.jobs, problem.unit_offsets, problem.unit_tokens,
             problem.limits, problem.constants,
         )  # fmt: skip
         self.best = self.evened = price(problem, layout) if changes else best
+        return self.good
 
     def fewest(self, order: IntArray, fill: float = 1.0) -> int:
         """Waves that hold the tokens of these samples, filled to this share."""
@@ -149,19 +156,26 @@ class _Search:
         """Length of a wave were all work spread evenly."""
         return self.overhead + int(self.work[order].sum()) // (self.problem.limits.ranks * waves)
 
-    def promising(self, order: IntArray) -> list[Way]:
-        """Nothing peeled, one wave peeled, two, ... while that promises; the best three of them."""
-        way: Way | None = Way(order, (), 0)
-        promises: list[tuple[int, Way]] = []
-        least = None
+    def ways(self, order: IntArray) -> Iterator[Way]:
+        """What promises most of nothing peeled, one wave peeled, two, ...: at most three of them.
+
+        Nothing peeled comes first, before any wave is peeled, where it may be good enough.
+        """
+        whole = Way(order, (), 0)
+        least = self.floor(whole, self.fewest(order, 0.99))
+        first = least <= self.bound * (1 + GOOD)
+        if first:
+            yield whole
+        promises, way = [(least, whole)], self._peel(whole)
         while way is not None and len(promises) <= PEELED:
             promise = self.floor(way, self.fewest(way.order, 0.99))
             promises.append((promise, way))
-            if least is not None and promise > least * (1 + STEEP):
+            if promise > least * (1 + STEEP):
                 break
-            least = promise if least is None else min(promise, least)
+            least = min(promise, least)
             way = self._peel(way)
-        return [way for _, way in sorted(promises, key=lambda entry: entry[0])[:3]]
+        best = sorted(promises, key=lambda entry: entry[0])[:3]
+        yield from (way for _, way in best if not (first and way is whole))
 
     def floor(self, way: Way, waves: int) -> int:
         """What a way with so many more waves hardly falls below: its work shared out evenly."""
@@ -187,7 +201,7 @@ class _Search:
         )
         width = min(2, problem.limits.node, problem.limits.largest)
         best, best_fill = None, LEAST_FILL
-        for k in np.argsort(-fills, kind="stable")[:3]:
+        for k in np.argsort(-fills, kind="stable")[:2]:
             done, strip = construct(
                 order, int(targets[k]), width, width, True, True, 1,
                 problem.jobs, problem.limits, problem.constants,
