@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     """Balance encoder and LLM each for itself (in waves only)."""
 
 
-_LOCKSTEP = ((102, 2, 2, False), (100, 1, 1, False), (106, 4, 4, False), (100, 2, 2, False))
+_LOCKSTEP = ((102, 2, 2, False), (100, 1, 1, False))
 _NODES = ((100, 8, 8, False, True), (104, 4, 4, False, True))
 """Wide microbatches, where encoder units can be dealt freely."""
 _STACKED = (

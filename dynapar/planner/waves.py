@@ -89,9 +89,7 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
             return search.result(order)
     found.sort(key=lambda entry: entry[0])
     choices = settings(problem)
-    for place, (value, waves, way) in enumerate(found[: 3 if few else 2]):
-        if place and not few and value > found[0][0] * 1.02:
-            break
+    for _, waves, way in found[: 3 if few else 1]:
         for setting in choices:
             search.attempt(way, waves, setting)
             if search.close and search.even_out():
