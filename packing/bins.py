@@ -205,7 +205,7 @@ def settle_one(
         shared = count
         if attempt > 0:
             shared = min(count, attempt - 1 if attempt <= FEW else count * (attempt - FEW) // 4)
-            if shared == last or shared == count:
+            if shared in (last, count):
                 continue
         last = shared
         if shares.load[shared] >= best:

@@ -17,7 +17,6 @@ import numpy as np
 from ._jit import kernel
 from .forest import fill_machines
 from .moldable import (
-    NEVER,
     Jobs,
     Limits,
     ends_alone,
@@ -25,7 +24,6 @@ from .moldable import (
     may_start,
     overhead,
     widest,
-    width_columns,
 )
 from .strip import Strip, empty_strip, open_rings
 from .ticks import BoolArray, Coefficients, IntArray
@@ -139,7 +137,12 @@ def construct(
     rings, degrees = np.empty(n, np.int64), np.empty(n, np.int64)
     others = np.empty(n, np.int64)
     opened, kept = 0, 0
-    ticks, tokens, encoded, base = jobs.ticks[:, 1], jobs.tokens, jobs.encoder_tokens, overhead(1, costs)
+    ticks, tokens, encoded, base = (
+        jobs.ticks[:, 1],
+        jobs.tokens,
+        jobs.encoder_tokens,
+        overhead(1, costs),
+    )
     for i in order:
         # What ends in time on one rank is most of a step: no call for each of these.
         degree = 1

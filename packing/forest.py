@@ -148,7 +148,9 @@ def fill_machines(
                     continue
                 extra = extras[w] + remainder(dear, width)
                 most = max(added + extra, shadow // width)
-                fresh = encoder == 0 or dealt_tokens(encoder, size, count, width) <= encoder_capacity
+                fresh = (
+                    encoder == 0 or dealt_tokens(encoder, size, count, width) <= encoder_capacity
+                )
                 stack[0], depth = 1, 1
                 while depth > 0:
                     depth -= 1

@@ -268,9 +268,9 @@ def all_fit(jobs: Jobs, degree: int, limits: Limits) -> bool:
         if tokens[i] > share:
             return False
         held = jobs.share[i, degree] if inside else 0
-        if not inside or held > capacity or encoded[i] > encoder_capacity:
-            if not fits(jobs, i, degree, limits):
-                return False
+        easy = inside and held <= capacity and encoded[i] <= encoder_capacity
+        if not easy and not fits(jobs, i, degree, limits):
+            return False
     return True
 
 
@@ -312,10 +312,20 @@ def shared_work(
 ) -> int:
     """Rank-ticks when every sample of `order` takes its least degree at `target`."""
     total = 0
-    column, tokens, encoded, base = jobs.ticks[:, 1], jobs.tokens, jobs.encoder_tokens, overhead(1, costs)
+    column, tokens, encoded, base = (
+        jobs.ticks[:, 1],
+        jobs.tokens,
+        jobs.encoder_tokens,
+        overhead(1, costs),
+    )
     for i in order:
         if ends_alone(
-            column[i] + base, target, tokens[i], encoded[i], limits.capacity, limits.encoder_capacity
+            column[i] + base,
+            target,
+            tokens[i],
+            encoded[i],
+            limits.capacity,
+            limits.encoder_capacity,
         ):
             total += column[i]
             continue

@@ -153,8 +153,8 @@ def _exchange(head: IntArray, following: IntArray, b: int, a: int, back: int) ->
 
 @kernel
 def refine(
-    layout: Layout, rounds: int, goal: int, jobs: Jobs, unit_offsets: IntArray, unit_tokens: IntArray,
-    limits: Limits, costs: Coefficients,
+    layout: Layout, rounds: int, goal: int, jobs: Jobs, unit_offsets: IntArray,
+    unit_tokens: IntArray, limits: Limits, costs: Coefficients,
 ) -> int:  # fmt: skip
     """Even out a layout of waves; changed in place, also the order of its samples.
 
@@ -259,7 +259,7 @@ def _try(
 ) -> bool:  # fmt: skip
     """Make a change, and unmake it unless it lowers part p of b and lengthens no wave."""
     c, a, back = change.to, change.a, change.back
-    before, beside = parts.own[b].copy(), parts.own[c].copy()
+    before = parts.own[b].copy()
     home, there = parts.wave[layout.wave[b]], parts.wave[layout.wave[c]]
     _swap(head, following, b, c, a, back)
     good = _resettle(

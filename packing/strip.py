@@ -187,9 +187,7 @@ def open_rings(
         i, degree = rings[q], degrees[q]
         ticks = alone(jobs, i, degree, costs)
         if degree > limits.node:
-            first, start = _window_across(
-                strip, peak, total, degree, ticks, target, single, limits
-            )
+            first, start = _window_across(strip, peak, total, degree, ticks, target, single, limits)
         else:
             first, start = _window_inside(strip, total, degree, ticks, target, single, limits)
         if first < 0:

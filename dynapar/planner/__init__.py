@@ -117,7 +117,6 @@ def homogeneous_plan(
         raise PlanError(
             f"degree is {degree}; cluster {cluster} allows {', '.join(map(str, allowed))}"
         )
-    order = problem.order
     equal = config.equal_counts
     if degree is None:
         best = best_equal_homogeneous(problem) if equal else best_homogeneous(problem)
