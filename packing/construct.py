@@ -137,12 +137,8 @@ def construct(
     rings, degrees = np.empty(n, np.int64), np.empty(n, np.int64)
     others = np.empty(n, np.int64)
     opened, kept = 0, 0
-    ticks, tokens, encoded, base = (
-        jobs.ticks[:, 1],
-        jobs.tokens,
-        jobs.encoder_tokens,
-        overhead(1, costs),
-    )
+    ticks, tokens, encoded = jobs.ticks[:, 1], jobs.tokens, jobs.encoder_tokens
+    base = overhead(1, costs)
     for i in order:
         # What ends in time on one rank is most of a step: no call for each of these.
         degree = 1

@@ -312,12 +312,8 @@ def shared_work(
 ) -> int:
     """Rank-ticks when every sample of `order` takes its least degree at `target`."""
     total = 0
-    column, tokens, encoded, base = (
-        jobs.ticks[:, 1],
-        jobs.tokens,
-        jobs.encoder_tokens,
-        overhead(1, costs),
-    )
+    column, tokens, encoded = jobs.ticks[:, 1], jobs.tokens, jobs.encoder_tokens
+    base = overhead(1, costs)
     for i in order:
         if ends_alone(
             column[i] + base,
