@@ -13,6 +13,7 @@ from dynapar.attention.bands import (
     area,
     causal,
     check_bands,
+    chunked,
     fa_window,
     full,
     prefix,
@@ -98,6 +99,7 @@ def brute(
         "causal": k <= q,
         "full": np.ones((length, length), dtype=bool),
         "window": (k <= q) & (q - k < width),
+        "chunked": (k <= q) & (q // max(width, 1) == k // max(width, 1)),
         "spans": (k <= q) | same,
         "window and spans": (q - k < width) & ((k <= q) | same),
         "window or spans": ((k <= q) & (q - k < width)) | same,
@@ -115,6 +117,7 @@ def test_constructors_mean_what_they_say(length: int, width: int, data: st.DataO
         (causal(length), brute(length, "causal")),
         (full(length), brute(length, "full")),
         (window(length, width=width), brute(length, "window", width=width)),
+        (chunked(length, width=width), brute(length, "chunked", width=width)),
         (prefix(length, tokens=tokens), brute(length, "spans", blocks=((0, tokens),))),
         (spans(length, blocks), brute(length, "spans", blocks=tuple(blocks))),
         (
@@ -149,6 +152,8 @@ def test_an_empty_sequence_is_refused() -> None:
 def test_a_window_without_width_is_refused() -> None:
     with pytest.raises(ValueError, match="width is 0; expected 1 or more"):
         window(5, width=0)
+    with pytest.raises(ValueError, match="width is 0; expected 1 or more"):
+        chunked(5, width=0)
 
 
 def test_overlapping_spans_are_named() -> None:
