@@ -167,7 +167,9 @@ def trim_all(bands: IntArray) -> tuple[IntArray, IntArray]:
     kept = np.arange(len(bands))
     bands = bands.copy()
     while True:
-        alive = (bands[:, 0] < bands[:, 1]) & (bands[:, 2] < bands[:, 3])
+        alive = (bands[:, [0, 2]] < bands[:, [1, 3]]).all(1)
+        # Two diagonals that cross out everything: the loop would go on for as many rows as it has.
+        alive &= bands[:, 4] <= bands[:, 5]
         if not alive.all():
             bands, kept = bands[alive], kept[alive]
         q0, q1, k0, k1, lo, hi = bands.T

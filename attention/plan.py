@@ -244,6 +244,7 @@ def plan_attention(
     bands: Sequence[Bands],
     positions: Sequence[Sequence[int]] | None = None,
     layout: Layout = "zigzag",
+    spans: Spans | None = None,
 ) -> AttentionPlan:
     """Cut a packed microbatch over the positions of a ring, and its masks into tiles.
 
@@ -257,6 +258,8 @@ def plan_attention(
         positions: For each sequence, the positions (of 0 to degree - 1) that share it, in order;
             None is all of them. Others hold none of its tokens.
         layout: How chunks go to the positions that share a sequence.
+        spans: These very shards, instead of a cut by `positions` and `layout`: those of
+            `evenly.cut_evenly`, which all mask classes of a model share.
 
     Raises:
         ValueError: Something is impossible, or the bands of a sequence overlap or leave it.
@@ -266,7 +269,8 @@ def plan_attention(
             f"bands has {len(bands)} masks for {len(lengths)} sequences; expected one for each: "
             "use causal(length) or full(length)"
         )
-    spans = cut(lengths, degree=degree, positions=positions, layout=layout)
+    if spans is None:
+        spans = cut(lengths, degree=degree, positions=positions, layout=layout)
     for i, (length, mask) in enumerate(zip(lengths, bands, strict=True)):
         if len(mask) == 1 and mask[0][:4] == (0, length, 0, length):
             continue

@@ -139,6 +139,11 @@ def test_overlapping_bands_are_named_with_a_pair() -> None:
         check_bands(9, (*causal(9), Band(3, 5, 3, 5, -UNLIMITED, 0)))
 
 
+def test_checking_takes_no_longer_for_long_sequences() -> None:
+    """A causal mask and what lies above its diagonal: nothing in common, at any length."""
+    check_bands(10**9, prefix(10**9, tokens=10**9 - 1))
+
+
 def test_a_band_outside_its_sequence_is_named() -> None:
     with pytest.raises(ValueError, match=r"q1=10.* leaves a sequence of 9 tokens; expected 0 <="):
         check_bands(9, causal(10))
