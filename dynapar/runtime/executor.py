@@ -108,7 +108,7 @@ class StepExecutor:
                 microbatch,
                 samples,
                 rank=self.rank,
-                windows=self.adapter.windows,
+                masks=self.adapter.masks,
                 bands=self.adapter.bands,
             )
             for microbatch in plan.of_rank(self.rank)

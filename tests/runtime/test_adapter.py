@@ -50,7 +50,7 @@ QUERY = torch.zeros(1, 2, 3, 4)
             r"Layer got an attention mask of shape \(1, 3\); expected None",
         ),
         ({"dropout": 0.1, "dynapar_plan": object()}, "attention dropout 0.1; expected 0"),
-        ({"softcap": 30.0, "dynapar_plan": object()}, "Layer passes softcap to attention"),
+        ({"position_bias": 1, "dynapar_plan": object()}, "Layer passes position_bias to attention"),
     ],
 )
 def test_attention_refuses_what_the_plan_does_not_do(given: dict[str, Any], message: str) -> None:
@@ -93,7 +93,7 @@ def test_an_unknown_family_with_media_is_named() -> None:
             },
         )
     )
-    with pytest.raises(ModelError, match="model type 'llava' has media that this version cannot"):
+    with pytest.raises(ModelError, match="model type 'llava' cannot be run by this version; expected one of"):
         Adapter(model)
 
 
