@@ -146,7 +146,7 @@ class Adapter:
             for path in self.family.encoder
             for parameter in model.get_submodule(path).parameters()
         )
-        self.masks = masks_of(model.get_decoder())
+        self.masks = masks_of(find_decoder(model))
         _refuse_dropout(model)
         _refuse_other_losses(model)
         register()
@@ -213,7 +213,7 @@ class Adapter:
 
     def hidden(self, embeds: Tensor, positions: Tensor, plan: BoundLayout) -> Tensor:
         """The language model: (n, width) and (1 or 3, n) position ids to (n, width)."""
-        states: Tensor = self.model.get_decoder()(
+        states: Tensor = find_decoder(self.model)(
             inputs_embeds=embeds[None],
             position_ids=positions if len(positions) == 1 else positions[:, None],
             attention_mask=None,
@@ -247,6 +247,13 @@ def find_family(model: PreTrainedModel) -> Family | None:
             f"{sorted((*FAMILIES, *TEXT_MODELS))}, whose masks and logits are known"
         )
     return None
+
+
+def find_decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """The language model without its head."""
+    found: PreTrainedModel = model.get_decoder()
+    # Llama 4 names its parts as if it were inside a model with media, so the search ends at itself.
+    return model.model if found is model else found
 
 
 def _images(sample: LoadedSample) -> Iterator[tuple[int, int]]:
