@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from dynapar.attention.bands import (
     trim,
     window,
 )
+from tests.attention.oracle import MASKS, dense_mask
 
 BoolArray = NDArray[np.bool_]
 
@@ -132,6 +134,14 @@ def test_constructors_mean_what_they_say(length: int, width: int, data: st.DataO
     for bands, want in cases:
         check_bands(length, bands)
         assert (seen(length, bands) == want).all()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask_is_its_rule_pair_by_pair(mask: str) -> None:
+    for length in (1, 2, 3, 5, 12, 40):
+        bands = MASKS[mask].bands(length)
+        check_bands(length, bands)
+        assert torch.equal(dense_mask([length], [bands]), MASKS[mask].dense(length))
 
 
 def test_overlapping_bands_are_named_with_a_pair() -> None:
