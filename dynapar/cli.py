@@ -8,7 +8,7 @@ check that failed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, cast
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, cast
 import typer
 
 import dynapar
+from dynapar.cli_doctor import check_order, doctor
 from dynapar.cli_lengths import inspect, verify_lengths
 from dynapar.cli_options import (
     PLAN_NEEDS,
@@ -52,12 +53,10 @@ from dynapar.cli_options import (
     WindowKind,
     Windows,
 )
-from dynapar.errors import ConfigError, DynaparError, SourceError
+from dynapar.errors import ConfigError, DynaparError
 
 if TYPE_CHECKING:
-    from dynapar.console import Cell
     from dynapar.rings import RingRules
-    from dynapar.runtime.order import OrderLog
 
 app = typer.Typer(
     help="Per-step switching between context and data parallelism, with the exact gradient.",
@@ -281,38 +280,8 @@ def verify(
     verify_command(config, dtype=None if dtype is None else dtype.value, json=json)
 
 
-@app.command()
-def check_order(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="With the ranks' order logs.")],
-    json: AsJson = False,
-) -> None:
-    """Replay what the ranks of a run issued under NCCL's rule of one order for all."""
-    from dynapar.runtime.order import OrderLog, replay
-
-    paths = sorted(run_dir.glob("order_*.jsonl"))
-    if not paths:
-        raise SourceError(
-            f"{run_dir} has no order_RANK.jsonl; expected the folder of a run. Train with "
-            "order_steps above 0, which writes them"
-        )
-    logs = [OrderLog.load(path) for path in paths]
-    replay(logs)
-    _show(f"{run_dir}: the order holds", [_order_row(log) for log in logs], json=json)
-
-
-def _show(title: str, rows: Sequence[Mapping[str, Cell]], *, json: bool) -> None:
-    from dynapar.console import show_json, show_table
-
-    show_json(list(rows)) if json else show_table(title, rows)
-
-
-def _order_row(log: OrderLog) -> dict[str, Cell]:
-    return {
-        "rank": log.rank,
-        "operations": len(log.operations),
-        "messages": sum(len(op.sends) + len(op.receives) for op in log.operations),
-        "bytes sent": sum(count for op in log.operations for _, count in op.sends),
-    }
+app.command()(check_order)
+app.command()(doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -57,12 +57,14 @@ def show_table(title: str, rows: Sequence[Mapping[str, Cell]]) -> None:
     # A pipe has no width: without one, rich folds at 80 columns.
     width = None if sys.stdout.isatty() else 10_000
     console = Console(width=width, highlight=False, markup=False, emoji=False)
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for name, value in rows[0].items() if rows else ():
         table.add_column(name, justify="left" if isinstance(value, str) else "right")
     for row in rows:
         table.add_row(*map(_text, row.values()))
-    console.print(table if rows else title)
+    console.print(title, soft_wrap=True)  # a table's own title is folded to the table's width
+    if rows:
+        console.print(table)
 
 
 def _text(value: Cell) -> str:

@@ -21,13 +21,20 @@ LEAVES = ("packing", "attention")
 FLOORS = (
     ("errors", "config"),
     ("shapes", "modelfiles", "families", "catalog", "flops", "cluster", "rings"),
-    ("costs", "devices", "meta", "workloads", "plan"),
+    ("costs", "devices", "meta", "workloads", "memory", "plan"),
     ("planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
     ("real_counts", "real_lengths", "console"),
-    ("index_command", "plan_command", "simulate_command", "inspect_command", "verify_lengths"),
+    (
+        "index_command",
+        "plan_command",
+        "simulate_command",
+        "inspect_command",
+        "verify_lengths",
+        "order_command",
+    ),
     ("train", "verify", "integrations", "report", "bench", "doctor"),
-    ("cli_options", "cli_lengths", "cli", "__main__"),
+    ("cli_options", "cli_lengths", "cli_doctor", "cli", "__main__"),
 )
 """The parts of `dynapar`, from the ground up; a part may also import what stands to its left."""
 

@@ -24,6 +24,7 @@ COMMANDS = (
     "train",
     "verify",
     "check-order",
+    "doctor",
 )
 
 
