@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -75,14 +74,16 @@ def examine(
     yield from check_limits(limits, place, environ)
     yield check_cache(cache_folders(environ, home=Path.home()))
     if not quick:
-        yield _attempt("planner", lambda: check_planner(plan_twice()))
+        yield _attempt("planner", lambda _: check_planner(plan_twice()))
     if broken is not None:
         yield broken
         return
     device = "cuda" if gpus else "cpu"
     yield from check_kernels(refusals(device), device=device)
     if not quick:
-        yield _attempt("attention at degree 2", _attend)
+        yield _attempt("attention at degree 2", _attend_on_ranks)
+    if not quick and gpus:
+        yield _attempt("attention on a GPU", _attend_on_gpu)
 
 
 def _load_torch() -> tuple[Sequence[Gpu], Finding | None]:
@@ -104,16 +105,23 @@ def _build() -> str:
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
 
 
-def _attend() -> Finding:
+def _attend_on_ranks(check: str) -> Finding:
     from dynapar.doctor.ring import measure
 
-    began = time.perf_counter()
-    return check_attention(measure(), time.perf_counter() - began)
+    return check_attention(measure(), check=check, who="two gloo ranks")
 
 
-def _attempt(check: str, run: Callable[[], Finding]) -> Finding:
+def _attend_on_gpu(check: str) -> Finding:
+    from dynapar.attention.exchange import Transport
+    from dynapar.doctor.ring import compare
+
+    error = compare(Transport(), degree=1, dtype="bfloat16", device="cuda")
+    return check_attention({"bfloat16": error}, check=check, who="the first GPU")
+
+
+def _attempt(check: str, run: Callable[[str], Finding]) -> Finding:
     try:
-        return run()
+        return run(check)
     except BROKEN as error:
         return fail(
             check,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from dynapar.doctor.finding import Finding, fail, ok, warn
@@ -65,26 +66,24 @@ def check_planner(found: PlannedTwice) -> Finding:
     return ok("planner", text)
 
 
-def check_attention(errors: dict[str, float], seconds: float) -> Finding:
-    """Judge `dynapar.doctor.ring.measure`.
+def check_attention(errors: Mapping[str, float], *, check: str, who: str) -> Finding:
+    """Judge `dynapar.doctor.ring.measure` or `compare`.
 
     Args:
         errors: The largest relative error by dtype.
-        seconds: What it took, the start of the ranks included.
+        check: What was run, such as "attention at degree 2".
+        who: Ran it, such as "two gloo ranks".
     """
     from dynapar.doctor.ring import TOLERANCE
 
     text = ", ".join(f"{error:.1e} in {dtype}" for dtype, error in errors.items())
     bad = [dtype for dtype, error in errors.items() if not error <= TOLERANCE[dtype]]
+    text = f"{who} and dense float64 attention, forward and backward: {text} apart"
     if bad:
         limits = ", ".join(f"{TOLERANCE[dtype]:g} in {dtype}" for dtype in bad)
         return fail(
-            "attention at degree 2",
-            f"two ranks differ from dense float64 attention by {text}; expected at most {limits}",
+            check,
+            f"{text}; expected at most {limits}",
             "do not train with this installation. Please report it with the versions above",
         )
-    return ok(
-        "attention at degree 2",
-        f"two gloo ranks agree with dense float64 attention, forward and backward: {text} "
-        f"({seconds:.1f} s)",
-    )
+    return ok(check, text)
