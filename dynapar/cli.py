@@ -7,6 +7,7 @@ check that failed.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -53,6 +54,7 @@ from dynapar.cli_options import (
     WindowKind,
     Windows,
 )
+from dynapar.console import first_to_say
 from dynapar.errors import ConfigError, DynaparError
 
 if TYPE_CHECKING:
@@ -297,7 +299,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (DynaparError, OSError, _USAGE_ERROR) as error:
         if len(rest) < len(given):
             raise
-        typer.echo(f"error: {_message(error)}", err=True)
+        line = f"error: {_message(error)}"
+        if first_to_say(line, os.environ):  # not once a rank
+            typer.echo(line, err=True)
         code = error.exit_code if isinstance(error, DynaparError) else 2
     except typer.Abort:
         code = 130

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -50,6 +52,29 @@ class _PlainProgress:
         if tenth > self._tenth:
             self._tenth = tenth
             print(f"{self._label}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+
+def first_to_say(text: str, environ: Mapping[str, str]) -> bool:
+    """Whether no other rank of this machine has said the same since the run was last started.
+
+    Ranks that torchrun started share a folder, anew at each start, in which each may leave a reply
+    to torchrun; the first to say something leaves a file there.
+
+    Args:
+        text: What is to be said.
+        environ: The environment variables.
+    """
+    reply = environ.get("TORCHELASTIC_ERROR_FILE")
+    if not reply:
+        return True
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    try:
+        (Path(reply).parents[1] / f"said_{name}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True  # better twice than not at all
+    return True
 
 
 def show_table(title: str, rows: Sequence[Mapping[str, Cell]]) -> None:
