@@ -1,12 +1,14 @@
-"""What a tracker is told of a step, read back by TensorBoard itself."""
+"""What a tracker is told of a step, read back by TensorBoard itself; and docs/metrics.md."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dynapar.errors import ConfigError
@@ -16,6 +18,8 @@ from dynapar.train.loop import train
 from dynapar.train.metrics import METRICS, read_steps
 from dynapar.train.tracker import FOLDER, check_trackers, step_scalars
 from tests.train.tiny import PLANNER, write_config, write_run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 def events(folder: Path) -> dict[str, dict[int, float]]:
@@ -37,16 +41,23 @@ def kept(steps: int) -> dict[str, Any]:
     return {"planner": PLANNER, "steps": steps, "checkpoint": section}
 
 
-@pytest.mark.usefixtures("alone")
-def test_tensorboard_reads_every_step_once_also_after_a_resume(tmp_path: Path) -> None:
-    train(read_run_config(write_run(tmp_path, **kept(3))))
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of four steps, killed after its third, whose checkpoint is not whole."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("resumed")
+    train(read_run_config(write_run(folder, **kept(3))))
     dist.destroy_process_group()
-    # The run was killed after its third step, whose checkpoint is not complete.
-    (tmp_path / "run" / "step-00000003" / ".metadata").unlink()
-    (tmp_path / "run" / METRICS).write_text("")
-    train(read_run_config(write_config(tmp_path, **kept(4))))
-    found = events(tmp_path / "run" / FOLDER)
-    rows = read_steps(tmp_path / "run" / METRICS)
+    (folder / "run" / "step-00000003" / ".metadata").unlink()
+    (folder / "run" / METRICS).write_text("")
+    train(read_run_config(write_config(folder, **kept(4))))
+    dist.destroy_process_group()
+    return folder / "run"
+
+
+def test_tensorboard_reads_every_step_once_also_after_a_resume(resumed: Path) -> None:
+    found = events(resumed / FOLDER)
+    rows = read_steps(resumed / METRICS)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     for row in rows:
         scalars = step_scalars(row)
@@ -54,6 +65,69 @@ def test_tensorboard_reads_every_step_once_also_after_a_resume(tmp_path: Path) -
         for name, value in scalars.items():
             assert found[name][cast(int, row["step"])] == pytest.approx(value, rel=1e-6), name
     assert set(found["loss"]) == {0, 1, 2, 3}
+
+
+def keys(row: Mapping[str, object]) -> set[str]:
+    """The keys of a line, as docs/metrics.md writes them."""
+    found = set()
+    for key, value in row.items():
+        if isinstance(value, Mapping) and key != "degrees":
+            found |= {f"{key}.{inner}" for inner in value}
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            found |= {f"{key}[].{inner}" for part in value for inner in part}
+        else:
+            found.add(key)
+    return found
+
+
+def section(title: str) -> str:
+    (body,) = [part for part in PAGE.split("\n## ")[1:] if part.startswith(title)]
+    return body
+
+
+def first_column(title: str) -> list[str]:
+    """What the tables of a section list."""
+    cells = re.findall(r"^\| (`.*?) \|", section(title), re.MULTILINE)
+    return [name for cell in cells for name in re.findall("`(.*?)`", cell)]
+
+
+def test_the_page_lists_the_keys_of_a_line(resumed: Path) -> None:
+    listed = first_column("A line of metrics.jsonl")
+    assert len(set(listed)) == len(listed)
+    for row in read_steps(resumed / METRICS):
+        assert keys(row) == set(listed)
+
+
+def test_the_page_lists_the_scalars(resumed: Path) -> None:
+    listed = first_column("The same for a tracker")
+    assert len(set(listed)) == len(listed)
+    for row in read_steps(resumed / METRICS):
+        assert set(step_scalars(row)) == set(listed)
+
+
+def test_the_page_names_the_files_of_a_run(resumed: Path) -> None:
+    listed = re.findall(r"^\| (`.*?) \|", PAGE.split("\n## ")[0], re.MULTILINE)
+    names = [name for cell in listed for name in re.findall("`(.*?)`", cell)]
+    patterns = [name.rstrip("/").replace("RANK", "*") for name in names]
+    for path in resumed.iterdir():
+        assert any(path.match(pattern) for pattern in patterns), path
+
+
+def test_the_pages_snippet_follows_a_run(resumed: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    space: dict[str, Any] = {}
+    exec(compile(code, "metrics.md", "exec"), space)
+
+    class Kept:
+        steps: ClassVar[list[int]] = []
+
+        def log(self, step: int, scalars: Mapping[str, float]) -> None:
+            assert scalars["loss"] > 0
+            self.steps.append(step)
+
+    assert space["follow"](resumed, Kept()) == 4
+    assert space["follow"](resumed, Kept(), seen=3) == 4
+    assert Kept.steps == [0, 1, 2, 3, 3]
 
 
 @pytest.mark.usefixtures("alone")
