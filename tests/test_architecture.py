@@ -34,7 +34,7 @@ FLOORS = (
         "order_command",
     ),
     ("train", "verify", "integrations", "report", "bench", "doctor"),
-    ("cli_options", "cli_lengths", "cli_doctor", "cli", "__main__"),
+    ("cli_options", "cli_lengths", "cli_doctor", "cli_report", "cli", "__main__"),
 )
 """The parts of `dynapar`, from the ground up; a part may also import what stands to its left."""
 

@@ -23,6 +23,7 @@ from dynapar.attention.plan import AttentionPlan, BoundPlan, plan_attention
 from dynapar.attention.tokens import shard
 from dynapar.data.samples import IGNORE, LoadedSample, MediaShape
 from dynapar.errors import SampleError
+from dynapar.memory.policies import Policy
 from dynapar.plan import MicroBatch, Placement
 from dynapar.runtime.masks import MaskClass
 
@@ -90,6 +91,8 @@ class ShardLayout:
     """What this rank encodes, in order."""
     route: Route | None
     """None when no sample of the microbatch has media."""
+    recompute: Policy = "none"
+    """What the layers keep for backward; the same on all ranks."""
 
     def to(self, device: torch.device) -> ShardLayout:
         """The same layout with its tensors on `device`."""
@@ -168,6 +171,7 @@ def lay_out(
         plans=plans,
         units=tuple(_units(placements, batch, rank)),
         route=_route(placements, batch, starts, plan, at, here),
+        recompute=microbatch.recompute,
     )
 
 
