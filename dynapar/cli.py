@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, cast
+from typing import Annotated, Protocol, cast
 
 import typer
 
@@ -53,12 +53,10 @@ from dynapar.cli_options import (
     SyncChoice,
     WindowKind,
     Windows,
+    ring_rules,
 )
 from dynapar.console import first_to_say
 from dynapar.errors import ConfigError, DynaparError
-
-if TYPE_CHECKING:
-    from dynapar.rings import RingRules
 
 app = typer.Typer(
     help="Per-step switching between context and data parallelism, with the exact gradient.",
@@ -175,7 +173,7 @@ def plan(
         costs=costs,
         scheduler=scheduler,
         gate=gate,
-        rings=_rings(degrees, windows, peer_budget, max_degree),
+        rings=ring_rules(degrees, windows, peer_budget, max_degree),
         equal_counts=equal_counts,
         out=out,
         json=json,
@@ -228,7 +226,7 @@ def simulate(
         model=model,
         costs=costs,
         device=device,
-        rings=_rings(degrees, windows, peer_budget, max_degree),
+        rings=ring_rules(degrees, windows, peer_budget, max_degree),
         equal_counts=equal_counts,
         compare=compare,
         draws=draws,
@@ -236,23 +234,6 @@ def simulate(
         sweep=sweep,
         picture=picture,
         json=json,
-    )
-
-
-def _rings(
-    degrees: Degrees, windows: Windows, peer_budget: str, max_degree: int | None
-) -> RingRules:
-    from dynapar.rings import RingRules
-
-    if peer_budget != "none" and not peer_budget.isdecimal():
-        raise ConfigError(
-            f"--peer-budget is {peer_budget!r}; expected a whole number, 0 or more, or none"
-        )
-    return RingRules(
-        degrees=degrees.value,
-        windows=windows.value,
-        peer_budget=None if peer_budget == "none" else int(peer_budget),
-        max_degree=max_degree,
     )
 
 
