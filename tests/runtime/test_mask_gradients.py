@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from dynapar.attention import api
 from dynapar.attention.exchange import Transport
@@ -41,10 +42,17 @@ ALONE: list[Written] = [([0], {0: [0], 1: [0], 2: [0], 3: [0], 4: [0]})]
 
 
 def planned(
-    kind: str, samples: Sequence[LoadedSample], step: list[Written], log: OrderLog
+    kind: str,
+    samples: Sequence[LoadedSample],
+    step: list[Written],
+    log: OrderLog,
+    *,
+    checkpointing: dict[str, Any] | None = None,
 ) -> dict[str, Tensor]:
     """Gradients of a step on all ranks."""
     model = make_model(kind)
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": False, **checkpointing})
     transport = Transport(dist.new_group(timeout=TIMEOUT), recorder=log)
     executor = StepExecutor(Adapter(model), transport=transport, log=log, loss_chunk=16)
     plan = hand_plan(samples, dist.get_world_size(), step)
@@ -72,6 +80,36 @@ def check_gradients(rank: int, kinds: list[str]) -> OrderLog:
 
 def test_the_gradient_is_that_of_one_process(tmp_path: Path) -> None:
     run_ranks(check_gradients, 3, tmp_path, list(MODELS))
+
+
+def keep_attention(_: object, op: object, *args: object, **options: object) -> CheckpointPolicy:
+    kept = op == torch.ops.dynapar.attend.default
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def check_recomputation(rank: int) -> OrderLog:
+    """Bit for bit the same, with the exchanges of each layer run again, or kept."""
+    log = OrderLog(rank)
+
+    def fetches() -> int:
+        return sum(op.operation == "attention forward rows" for op in log.operations)
+
+    selective = partial(create_selective_checkpoint_contexts, keep_attention)
+    for kind in ("gemma3", "gpt_oss", "llama4_text"):
+        samples, counts, found = make_samples(kind), [], []
+        for how in (None, {}, {"context_fn": selective}):
+            before = fetches()
+            found.append(planned(kind, samples, STEP, log, checkpointing=how))
+            counts.append(fetches() - before)
+        once, twice, kept = counts
+        assert (twice, kept) == (2 * once, once)
+        for other in found[1:]:
+            assert all(torch.equal(other[name], found[0][name]) for name in other), kind
+    return log
+
+
+def test_recomputed_layers_give_the_very_same_gradients(tmp_path: Path) -> None:
+    run_ranks(check_recomputation, 3, tmp_path)
 
 
 def without(**dropped: None) -> AbstractContextManager[object]:
