@@ -23,17 +23,18 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="u
 
 
 def events(folder: Path) -> dict[str, dict[int, float]]:
-    """All scalars of a folder by name and step, as TensorBoard shows them."""
+    """All scalars of a folder by name and step, as TensorBoard shows them: each step once."""
     from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
         EventAccumulator,
     )
 
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     found.Reload()
-    return {
-        name: {event.step: event.value for event in found.Scalars(name)}
-        for name in found.Tags()["scalars"]
-    }
+    scalars = {name: found.Scalars(name) for name in found.Tags()["scalars"]}
+    for rows in scalars.values():
+        steps = [row.step for row in rows]
+        assert steps == sorted(set(steps))
+    return {name: {row.step: row.value for row in rows} for name, rows in scalars.items()}
 
 
 def kept(steps: int) -> dict[str, Any]:
