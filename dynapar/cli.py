@@ -55,6 +55,7 @@ from dynapar.cli_options import (
     Windows,
     ring_rules,
 )
+from dynapar.cli_report import report
 from dynapar.console import first_to_say
 from dynapar.errors import ConfigError, DynaparError
 
@@ -239,6 +240,7 @@ def simulate(
 
 app.command()(inspect)
 app.command()(verify_lengths)
+app.command()(report)
 
 
 @app.command()
@@ -277,8 +279,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rest = [argument for argument in given if argument != "--debug"]
     try:
         code = app(rest, prog_name="dynapar", standalone_mode=False)
-    except (DynaparError, OSError, _USAGE_ERROR) as error:
-        if len(rest) < len(given):
+    except (DynaparError, OSError, ImportError, _USAGE_ERROR) as error:
+        ours = isinstance(error, ImportError) and (error.name or "dynapar").startswith("dynapar")
+        if ours or len(rest) < len(given):
             raise
         line = f"error: {_message(error)}"
         if first_to_say(line, os.environ):  # not once a rank
@@ -292,6 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _message(error: Exception) -> str:
     """What an error says, on one line; after bad use also whose help to read."""
     text = str(error)
+    if isinstance(error, ImportError):
+        text = (
+            f"{error.name} cannot be imported ({text}); expected it installed for this command. "
+            "Run `dynapar doctor --quick`, which says what is missing and how to install it"
+        )
     if isinstance(error, _USAGE_ERROR):
         usage = cast(_Usage, error)
         command = usage.ctx.command_path if usage.ctx else "dynapar"

@@ -69,7 +69,8 @@ def examine(
     limits = find_limits()
     yield from check_place(place, environ, cores=limits.cores)
     if broken is None:
-        yield from check_gpus(gpus, place, driver=DRIVER.exists(), build=_build())
+        build, nccl = _build()
+        yield from check_gpus(gpus, place, driver=DRIVER.exists(), build=build, nccl=nccl)
     yield from check_settings(environ, place, cores=limits.cores)
     yield from check_limits(limits, place, environ)
     yield check_cache(cache_folders(environ, home=Path.home()))
@@ -99,10 +100,13 @@ def _load_torch() -> tuple[Sequence[Gpu], Finding | None]:
         )
 
 
-def _build() -> str:
+def _build() -> tuple[str, bool]:
+    """What torch was built for, and whether NCCL is in it."""
     import torch
+    import torch.distributed
 
-    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    return build, torch.distributed.is_nccl_available()
 
 
 def _attend_on_ranks(check: str) -> Finding:
