@@ -122,7 +122,7 @@ def _planned(gantt: Gantt, end: float) -> str:
         shapes.append(group(inner, _planned_tip(number, micro)))
     shapes.append(rule(x.at(gantt.lower_bound), "l-bound", upright=True, tip="lower bound"))
     label = f"Planned microbatches of step {gantt.step} by rank and time"
-    return frame(shapes, x, y, height=_height(gantt), label=label)
+    return frame(shapes, x, y, height=_height(gantt), label=label, fine=gantt.shown_ranks > 96)
 
 
 def _box(box: Box, micro: MicrobatchFigures, x: Axis, y: Axis) -> str:
@@ -168,4 +168,4 @@ def _measured(gantt: Gantt, end: float) -> str:
         left, right = x.at(box.start), x.at(box.start + box.seconds)
         shapes.append(rect(left, right, bottom, top, f"d{micro.degree} gap", tip))
     label = f"Measured microbatches of step {gantt.step} by rank and time"
-    return frame(shapes, x, y, height=_height(gantt), label=label)
+    return frame(shapes, x, y, height=_height(gantt), label=label, fine=gantt.shown_ranks > 96)
