@@ -44,7 +44,7 @@ COMMANDS = ("cli", "console", *FLOORS[6], *FLOORS[-2])
 ORDER = {part: place for place, part in enumerate(part for floor in FLOORS for part in floor)}
 """Rank of each part: it may import the parts of a lower rank."""
 
-NUMPY_ONLY = ("__init__", "bands", "evenly", "select", "shards", "trees")
+NUMPY_ONLY = ("__init__", "bands", "evenly", "heads", "prices", "select", "shards", "trees")
 """Modules of `attention` that the planner may load; they import each other and numpy alone."""
 
 LIGHT = (
