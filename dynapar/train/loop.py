@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from dynapar.train.parent import follow_parent
 from dynapar.train.run import Run, describe, prepare, resume
 from dynapar.train.screen import Screen
 from dynapar.train.setup import Ranks, numerics
-from dynapar.train.tracker import check_trackers, make_trackers, step_scalars
+from dynapar.train.tracker import Tracker, check_trackers, make_trackers, step_scalars
 
 ORDER_LOG = "order_{rank}.jsonl"
 
@@ -47,8 +47,13 @@ def train_command(config_path: Path) -> None:
     dist.destroy_process_group()
 
 
-def train(config: RunConfig) -> None:
+def train(config: RunConfig, *, trackers: Sequence[Tracker] = ()) -> None:
     """Train as configured, from the newest checkpoint of the run's folder on.
+
+    Args:
+        config: Of the run.
+        trackers: Get the scalars of each step on rank 0, beside those of the configuration, and
+            are closed there at the end.
 
     Raises:
         DynaparError: As `prepare` and `resume`; the ranks disagree, or one is gone; the loss is
@@ -66,9 +71,10 @@ def train(config: RunConfig) -> None:
             screen.say(line)
         if start >= config.steps:
             return  # what the finished run left stays as it is
-        writer, trackers = None, []
+        writer, followers = None, []
         if first:
-            trackers = [stack.enter_context(closing(t)) for t in make_trackers(config, start=start)]
+            for tracker in (*trackers, *make_trackers(config, start=start)):
+                followers.append(stack.enter_context(closing(tracker)))
             for path in folder.glob(ORDER_LOG.format(rank="*")):
                 path.unlink()
             writer = stack.enter_context(closing(MetricsWriter(folder, start=start)))
@@ -78,8 +84,8 @@ def train(config: RunConfig) -> None:
                 record = run_step(run, loader)
                 if writer is not None:
                     writer.write(record)
-                    for tracker in trackers:
-                        tracker.log(step, step_scalars(record.to_json()))
+                    for follower in followers:
+                        follower.log(step, step_scalars(record.to_json()))
                     screen.say(record.line(steps=config.steps))
                     if record.targets == 0:
                         screen.say(f"step {step + 1} has no target: the optimizer was not stepped")
