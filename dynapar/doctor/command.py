@@ -18,7 +18,7 @@ from dynapar.doctor.kernels import check_kernels, refusals
 from dynapar.doctor.machine import cache_folders, check_cache, check_limits, find_limits
 from dynapar.doctor.place import check_place, find_place
 from dynapar.doctor.selfcheck import check_attention, check_planner, plan_twice
-from dynapar.doctor.settings import check_settings
+from dynapar.doctor.settings import check_settings, nccl_files
 from dynapar.doctor.versions import check_versions, installed
 from dynapar.errors import CheckFailedError, DynaparError
 
@@ -71,7 +71,8 @@ def examine(
     if broken is None:
         build, nccl = _build()
         yield from check_gpus(gpus, place, driver=DRIVER.exists(), build=build, nccl=nccl)
-    yield from check_settings(environ, place, cores=limits.cores)
+    files = nccl_files(environ, home=Path.home())
+    yield from check_settings(environ, place, cores=limits.cores, files=files)
     yield from check_limits(limits, place, environ)
     yield check_cache(cache_folders(environ, home=Path.home()))
     if not quick:
