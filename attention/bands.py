@@ -1,9 +1,9 @@
 """Describe a mask as disjoint bands: rectangles of one sequence, each cut by two diagonals.
 
 A query q in q0..q1 of a band sees a key k in k0..k1 when lo <= q - k <= hi (ends q1 and k1
-exclusive). Causal, full, sliding-window and prefix masks, and spans whose tokens see each other
-both ways, are unions of a few bands. Cutting a sequence into chunks cuts bands into smaller bands,
-and a trimmed band is one (left, right) window of a stock flash attention kernel.
+exclusive). Causal, full, sliding-window, chunked and prefix masks, spans whose tokens see each
+other both ways, and trees (`trees`) are unions of bands. Cutting a sequence into chunks cuts bands
+into smaller bands, and a trimmed band is one (left, right) window of a stock flash kernel.
 
 Imports numpy alone: the planner prices attention by `area`.
 """
@@ -63,6 +63,18 @@ def window(length: int, *, width: int) -> Bands:
         width: Tokens in sight, 1 or more.
     """
     return (Band(0, _positive("length", length), 0, length, 0, _positive("width", width) - 1),)
+
+
+def chunked(length: int, *, width: int) -> Bands:
+    """Each token sees itself and those before it in its own chunk (Llama 4).
+
+    Args:
+        length: Tokens of the sequence, 1 or more.
+        width: Tokens of a chunk, 1 or more; chunks count from the start of the sequence.
+    """
+    starts = range(0, _positive("length", length), _positive("width", width))
+    cuts = [(start, min(start + width, length)) for start in starts]
+    return tuple(Band(start, stop, start, stop, 0, UNLIMITED) for start, stop in cuts)
 
 
 def prefix(length: int, *, tokens: int) -> Bands:
@@ -155,7 +167,9 @@ def trim_all(bands: IntArray) -> tuple[IntArray, IntArray]:
     kept = np.arange(len(bands))
     bands = bands.copy()
     while True:
-        alive = (bands[:, 0] < bands[:, 1]) & (bands[:, 2] < bands[:, 3])
+        alive = (bands[:, [0, 2]] < bands[:, [1, 3]]).all(1)
+        # Two diagonals that cross out everything: the loop would go on for as many rows as it has.
+        alive &= bands[:, 4] <= bands[:, 5]
         if not alive.all():
             bands, kept = bands[alive], kept[alive]
         q0, q1, k0, k1, lo, hi = bands.T
@@ -217,8 +231,8 @@ def fa_window_all(bands: IntArray) -> tuple[IntArray, IntArray]:
 def check_bands(length: int, bands: Bands) -> None:
     """Refuse a mask that leaves its sequence or counts a pair twice.
 
-    The pairs that two bands share are a band themselves, so the check is exact; it takes time
-    quadratic in the number of bands.
+    The pairs that two bands share are a band themselves, so the check is exact. Only bands whose
+    keys meet are compared: chunks and trees of any size take no time.
 
     Args:
         length: Tokens of the sequence.
@@ -234,20 +248,31 @@ def check_bands(length: int, bands: Bands) -> None:
                 "and the same of k0 and k1: give ends inside the sequence"
             )
     table = np.array(bands, dtype=np.int64).reshape(-1, 6)
-    first, second = np.triu_indices(len(bands), k=1)
+    first, second = _meeting(table)
     a, b = table[first], table[second]
     low = np.maximum(a, b)[:, [0, 2, 4]]
     high = np.minimum(a, b)[:, [1, 3, 5]]
     common = np.stack([low, high], axis=2).reshape(-1, 6)
     shared, which = trim_all(common)
     if len(which):
-        one, two = bands[first[which[0]]], bands[second[which[0]]]
+        one, two = (bands[i] for i in sorted((first[which[0]], second[which[0]])))
         query = int(shared[0, 0])
         key = max(int(shared[0, 2]), query - int(shared[0, 5]))
         raise ValueError(
             f"{one} and {two} both hold query {query} and key {key}; expected disjoint bands, "
             "since a pair in two bands would be counted twice: cut one of them"
         )
+
+
+def _meeting(table: IntArray) -> tuple[IntArray, IntArray]:
+    """The pairs of bands that have keys in common, as two lists of their numbers."""
+    order = np.argsort(table[:, 2], kind="stable")
+    k0, k1 = table[order, 2], table[order, 3]
+    here = np.arange(len(table))
+    more = np.maximum(np.searchsorted(k0, k1, side="left") - here - 1, 0)
+    first = np.repeat(here, more)
+    second = first + 1 + np.arange(len(first)) - np.repeat(np.cumsum(more) - more, more)
+    return order[first], order[second]
 
 
 def _positive(name: str, value: int) -> int:

@@ -3,7 +3,8 @@
 A *position* is a rank's place in its ring, 0 to degree - 1. A sequence shared by m positions is cut
 at floor(i * length / parts), so any length fits any number of positions without padding; a position
 may get no token of a short sequence, or none at all. In a shard the sequences stand in pack order,
-and the tokens of each in ascending order.
+and the tokens of each in ascending order. `evenly` deals chunks by the work of the masks where
+zigzag, made for causal ones, is not even.
 
 Imports numpy alone: the planner uses the same cuts to count tokens.
 """
@@ -122,10 +123,18 @@ def cut(
         holders = np.array([shared[i] for i in which.tolist()], dtype=np.int64)[:, owner]
         sequence = np.broadcast_to(which[:, None], holders.shape)
         parts.append(np.stack([holders, sequence, at[:, :-1], at[:, 1:]]).reshape(4, -1))
-    table = np.concatenate(parts, axis=1) if parts else np.zeros((4, 0), dtype=np.int64)
+    return spans_of(np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1), degree)
+
+
+def spans_of(table: IntArray, degree: int) -> Spans:
+    """The spans of chunks.
+
+    Args:
+        table: (4, n) int64: position, sequence, start and stop of each chunk, in any order.
+        degree: Positions of the ring.
+    """
     table = table[:, table[2] < table[3]]
-    table = table[:, np.lexsort((table[2], table[1], table[0]))]
-    return _joined(table, degree)
+    return _joined(table[:, np.lexsort((table[2], table[1], table[0]))], degree)
 
 
 def _joined(table: IntArray, degree: int) -> Spans:

@@ -7,15 +7,17 @@ check that failed.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, cast
+from typing import Annotated, Protocol, cast
 
 import typer
 
 import dynapar
+from dynapar.cli_doctor import check_order, doctor
 from dynapar.cli_lengths import inspect, verify_lengths
 from dynapar.cli_options import (
     PLAN_NEEDS,
@@ -51,13 +53,11 @@ from dynapar.cli_options import (
     SyncChoice,
     WindowKind,
     Windows,
+    ring_rules,
 )
-from dynapar.errors import ConfigError, DynaparError, SourceError
-
-if TYPE_CHECKING:
-    from dynapar.console import Cell
-    from dynapar.rings import RingRules
-    from dynapar.runtime.order import OrderLog
+from dynapar.cli_report import report
+from dynapar.console import first_to_say
+from dynapar.errors import ConfigError, DynaparError
 
 app = typer.Typer(
     help="Per-step switching between context and data parallelism, with the exact gradient.",
@@ -174,7 +174,7 @@ def plan(
         costs=costs,
         scheduler=scheduler,
         gate=gate,
-        rings=_rings(degrees, windows, peer_budget, max_degree),
+        rings=ring_rules(degrees, windows, peer_budget, max_degree),
         equal_counts=equal_counts,
         out=out,
         json=json,
@@ -227,7 +227,7 @@ def simulate(
         model=model,
         costs=costs,
         device=device,
-        rings=_rings(degrees, windows, peer_budget, max_degree),
+        rings=ring_rules(degrees, windows, peer_budget, max_degree),
         equal_counts=equal_counts,
         compare=compare,
         draws=draws,
@@ -238,25 +238,9 @@ def simulate(
     )
 
 
-def _rings(
-    degrees: Degrees, windows: Windows, peer_budget: str, max_degree: int | None
-) -> RingRules:
-    from dynapar.rings import RingRules
-
-    if peer_budget != "none" and not peer_budget.isdecimal():
-        raise ConfigError(
-            f"--peer-budget is {peer_budget!r}; expected a whole number, 0 or more, or none"
-        )
-    return RingRules(
-        degrees=degrees.value,
-        windows=windows.value,
-        peer_budget=None if peer_budget == "none" else int(peer_budget),
-        max_degree=max_degree,
-    )
-
-
 app.command()(inspect)
 app.command()(verify_lengths)
+app.command()(report)
 
 
 @app.command()
@@ -281,38 +265,8 @@ def verify(
     verify_command(config, dtype=None if dtype is None else dtype.value, json=json)
 
 
-@app.command()
-def check_order(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="With the ranks' order logs.")],
-    json: AsJson = False,
-) -> None:
-    """Replay what the ranks of a run issued under NCCL's rule of one order for all."""
-    from dynapar.runtime.order import OrderLog, replay
-
-    paths = sorted(run_dir.glob("order_*.jsonl"))
-    if not paths:
-        raise SourceError(
-            f"{run_dir} has no order_RANK.jsonl; expected the folder of a run. Train with "
-            "order_steps above 0, which writes them"
-        )
-    logs = [OrderLog.load(path) for path in paths]
-    replay(logs)
-    _show(f"{run_dir}: the order holds", [_order_row(log) for log in logs], json=json)
-
-
-def _show(title: str, rows: Sequence[Mapping[str, Cell]], *, json: bool) -> None:
-    from dynapar.console import show_json, show_table
-
-    show_json(list(rows)) if json else show_table(title, rows)
-
-
-def _order_row(log: OrderLog) -> dict[str, Cell]:
-    return {
-        "rank": log.rank,
-        "operations": len(log.operations),
-        "messages": sum(len(op.sends) + len(op.receives) for op in log.operations),
-        "bytes sent": sum(count for op in log.operations for _, count in op.sends),
-    }
+app.command()(check_order)
+app.command()(doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -325,10 +279,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rest = [argument for argument in given if argument != "--debug"]
     try:
         code = app(rest, prog_name="dynapar", standalone_mode=False)
-    except (DynaparError, OSError, _USAGE_ERROR) as error:
-        if len(rest) < len(given):
+    except (DynaparError, OSError, ImportError, _USAGE_ERROR) as error:
+        ours = isinstance(error, ImportError) and (error.name or "dynapar").startswith("dynapar")
+        if ours or len(rest) < len(given):
             raise
-        typer.echo(f"error: {_message(error)}", err=True)
+        line = f"error: {_message(error)}"
+        if first_to_say(line, os.environ):  # not once a rank
+            typer.echo(line, err=True)
         code = error.exit_code if isinstance(error, DynaparError) else 2
     except typer.Abort:
         code = 130
@@ -338,6 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _message(error: Exception) -> str:
     """What an error says, on one line; after bad use also whose help to read."""
     text = str(error)
+    if isinstance(error, ImportError):
+        text = (
+            f"{error.name} cannot be imported ({text}); expected it installed for this command. "
+            "Run `dynapar doctor --quick`, which says what is missing and how to install it"
+        )
     if isinstance(error, _USAGE_ERROR):
         usage = cast(_Usage, error)
         command = usage.ctx.command_path if usage.ctx else "dynapar"

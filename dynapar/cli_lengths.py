@@ -7,6 +7,16 @@ from typing import Annotated
 
 import typer
 
+from dynapar.cli_options import (
+    DegreeKind,
+    Degrees,
+    MaxDegree,
+    PeerBudget,
+    WindowKind,
+    Windows,
+    ring_rules,
+)
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ModelName = Annotated[
     str, typer.Option(metavar="M", help="A model's folder, or the name of a preset.")
@@ -50,6 +60,10 @@ def inspect(
         list[str] | None,
         typer.Option(metavar="PART", help="vision, audio, merger or llm; may be repeated."),
     ] = None,
+    max_degree: MaxDegree = None,
+    degrees: DegreeKind = Degrees.ANY,
+    windows: WindowKind = Windows.ANY,
+    peer_budget: PeerBudget = "64",
     json: AsJson = False,
 ) -> None:
     """Explain a sample: its tokens, its FLOPs, and the degree that it needs."""
@@ -67,6 +81,7 @@ def inspect(
         costs=costs,
         device=device,
         frozen=frozen or (),
+        rings=ring_rules(degrees, windows, peer_budget, max_degree),
         json=json,
     )
 

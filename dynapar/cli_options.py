@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dynapar.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynapar.rings import RingRules
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.")]
@@ -31,6 +36,28 @@ class Windows(StrEnum):
 
     ANY = "any"
     ALIGNED = "aligned"
+
+
+def ring_rules(
+    degrees: Degrees, windows: Windows, peer_budget: str, max_degree: int | None
+) -> RingRules:
+    """What the options about rings say.
+
+    Raises:
+        ConfigError: The peer budget is neither a number nor none.
+    """
+    from dynapar.rings import RingRules
+
+    if peer_budget != "none" and not peer_budget.isdecimal():
+        raise ConfigError(
+            f"--peer-budget is {peer_budget!r}; expected a whole number, 0 or more, or none"
+        )
+    return RingRules(
+        degrees=degrees.value,
+        windows=windows.value,
+        peer_budget=None if peer_budget == "none" else int(peer_budget),
+        max_degree=max_degree,
+    )
 
 
 PLAN_NEEDS = (

@@ -105,7 +105,7 @@ def costs_for(shape: ModelShape, device: str) -> Costs:
         )
     text, encoder = shape.text, _encoder(shape, peak)
     full = text.layers - text.cross_layers - text.window_layers
-    total, encoder_total = total_parameters(text), _encoder_parameters(shape)
+    total, encoder_total = total_parameters(text), encoder_parameters(shape)
     closing = load_costs(None).step
     scale = (total + encoder_total) / REFERENCE_PARAMETERS
     return Costs(
@@ -216,7 +216,12 @@ def _encoder_work(shape: ModelShape, item: MediaTokens, part: Part) -> list[Work
     return [row for row in rows if row.part in (part, "merger")]
 
 
-def _encoder_parameters(shape: ModelShape) -> float:
+def encoder_parameters(shape: ModelShape) -> float:
+    """Weights of the encoders, with their mergers.
+
+    Args:
+        shape: The model.
+    """
     vision = shape.vision
     layer = 4 * vision.width**2 + vision.mlp_matrices * vision.width * vision.mlp_width
     merger = sum(projection.inputs * projection.outputs for projection in vision.projections)

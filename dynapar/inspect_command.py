@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_library
 import mimetypes
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from dynapar.inspection import (
     training_work,
 )
 from dynapar.meta import KINDS, IntArray, SampleTable, media_by_size, read_metadata_line
+from dynapar.rings import RingRules, allowed_degrees, narrowing
 from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, VIDEO_KIND, MediaTokens, ModelShape
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def inspect_command(
     costs: Path | None = None,
     device: str = "H100",
     frozen: Sequence[str] = (),
+    rings: RingRules | None = None,
     json: bool = False,
 ) -> None:
     """Explain an image, video or audio file, a metadata line, or a sample of an index.
@@ -67,6 +70,7 @@ def inspect_command(
         costs: A cost file; None: from the peak rates of `device`.
         device: A100, H100 or H200.
         frozen: Parts that are not trained.
+        rings: What narrows the degrees; None for the planner's own rules.
         json: Print JSON instead of text.
 
     Raises:
@@ -78,15 +82,29 @@ def inspect_command(
     used = load_costs(costs) if costs is not None else costs_for(shape, device)
     subject = read_subject(target, shape, index)
     work = training_work(shape, subject, parts)
+    rules = rings or RingRules()
     table = degrees(
-        subject, cluster=ranks, costs=used, capacity=capacity, encoder_capacity=encoder_capacity
+        subject,
+        cluster=ranks,
+        costs=used,
+        capacity=capacity,
+        encoder_capacity=encoder_capacity,
+        rings=rules,
     )
-    degree, why = choose(table, subject, capacity=capacity, encoder_capacity=encoder_capacity)
+    degree, why = choose(
+        table,
+        subject,
+        capacity=capacity,
+        encoder_capacity=encoder_capacity,
+        narrowed=narrowing(ranks, rules),
+    )
     step = None
     if among is not None and degree:
         from dynapar.planner import PlannerConfig
 
-        config = PlannerConfig(capacity=capacity, encoder_capacity=encoder_capacity)
+        config = PlannerConfig(
+            capacity=capacity, encoder_capacity=encoder_capacity, **asdict(rules)
+        )
         step = _step(subject, among, model, ranks, used, config, global_batch)
     report = _report(shape, subject, work, table, degree, why, used, step)
     if json:
@@ -219,7 +237,8 @@ def _step(
 
     others = global_batch - 1
     if among in WORKLOADS:
-        table = draw(among, others, seed=0, longest=cluster.ranks * config.capacity)
+        largest = allowed_degrees(cluster, config.rings)[-1]
+        table = draw(among, others, seed=0, longest=largest * config.capacity)
     else:
         whole = read_source(among, model=model)
         rows = Sampler(len(whole), global_batch=global_batch, seed=0).rows(0)

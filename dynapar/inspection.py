@@ -14,6 +14,7 @@ from dynapar.cluster import Cluster
 from dynapar.costs import TICKS_PER_SECOND, Costs, coefficients
 from dynapar.flops import PARTS, Part, TrainingWork, Tuning, sample_work, training_flops
 from dynapar.packing.ticks import latency_ticks, sample_ticks, unit_ticks
+from dynapar.rings import RingRules, allowed_degrees
 from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, MediaTokens, ModelShape
 
 
@@ -124,16 +125,31 @@ class AtDegree(NamedTuple):
 
 
 def degrees(
-    subject: Subject, *, cluster: Cluster, costs: Costs, capacity: int, encoder_capacity: int
+    subject: Subject,
+    *,
+    cluster: Cluster,
+    costs: Costs,
+    capacity: int,
+    encoder_capacity: int,
+    rings: RingRules | None = None,
 ) -> list[AtDegree]:
-    """The sample at every degree that the cluster allows, alone in its microbatch."""
+    """The sample at every degree that the planner may give it, alone in its microbatch.
+
+    Args:
+        subject: The sample.
+        cluster: The ranks.
+        costs: Price it.
+        capacity: LLM tokens of a rank.
+        encoder_capacity: Encoder tokens of a rank.
+        rings: What narrows the degrees; None for the planner's own rules.
+    """
     constants = coefficients(costs, ranks_per_node=cluster.ranks_per_node)
     own = replace(costs, encoder=costs.audio or costs.encoder)
     of_audio = coefficients(own, ranks_per_node=cluster.ranks_per_node)
     # As plain functions: loading the compiled ones takes longer than these few calls.
     sample, unit_time, latency = unwrap(sample_ticks), unwrap(unit_ticks), unwrap(latency_ticks)
     found = []
-    for degree in cluster.degrees():
+    for degree in allowed_degrees(cluster, rings or RingRules()):
         loads = [0] * degree
         times = [0] * degree
         for unit, heard in sorted(subject.heard_units, reverse=True):
@@ -158,9 +174,22 @@ def _share(tokens: int, degree: int, position: int) -> int:
 
 
 def choose(
-    table: Sequence[AtDegree], subject: Subject, *, capacity: int, encoder_capacity: int
+    table: Sequence[AtDegree],
+    subject: Subject,
+    *,
+    capacity: int,
+    encoder_capacity: int,
+    narrowed: str = "",
 ) -> tuple[int, str]:
-    """The least degree that holds the sample, 0 for none, and why."""
+    """The least degree that holds the sample, 0 for none, and why.
+
+    Args:
+        table: From `degrees`.
+        subject: The sample.
+        capacity: LLM tokens of a rank.
+        encoder_capacity: Encoder tokens of a rank.
+        narrowed: What keeps the largest degree below the cluster's, from `dynapar.rings.narrowing`.
+    """
     fitting = [row for row in table if row.fits]
     most = max(subject.units, default=0)
     if not fitting:
@@ -169,7 +198,8 @@ def choose(
         if last.tokens <= capacity:
             what = f"{last.encoder_tokens:,} encoder tokens (capacity {encoder_capacity:,})"
         hint = " One encoder unit alone is too large." if most > encoder_capacity else ""
-        return 0, f"at degree {last.degree}, the largest, a rank would hold {what}.{hint}"
+        by = f" ({narrowed})" if narrowed else ""
+        return 0, f"at degree {last.degree}, the largest{by}, a rank would hold {what}.{hint}"
     chosen = fitting[0]
     if chosen.degree == 1:
         return 1, (

@@ -21,13 +21,20 @@ LEAVES = ("packing", "attention")
 FLOORS = (
     ("errors", "config"),
     ("shapes", "modelfiles", "families", "catalog", "flops", "cluster", "rings"),
-    ("costs", "devices", "meta", "workloads", "plan"),
+    ("costs", "devices", "meta", "workloads", "memory", "plan"),
     ("planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
     ("real_counts", "real_lengths", "console"),
-    ("index_command", "plan_command", "simulate_command", "inspect_command", "verify_lengths"),
+    (
+        "index_command",
+        "plan_command",
+        "simulate_command",
+        "inspect_command",
+        "verify_lengths",
+        "order_command",
+    ),
     ("train", "verify", "integrations", "report", "bench", "doctor"),
-    ("cli_options", "cli_lengths", "cli", "__main__"),
+    ("cli_options", "cli_lengths", "cli_doctor", "cli_report", "cli", "__main__"),
 )
 """The parts of `dynapar`, from the ground up; a part may also import what stands to its left."""
 
@@ -37,15 +44,17 @@ COMMANDS = ("cli", "console", *FLOORS[6], *FLOORS[-2])
 ORDER = {part: place for place, part in enumerate(part for floor in FLOORS for part in floor)}
 """Rank of each part: it may import the parts of a lower rank."""
 
-NUMPY_ONLY = ("__init__", "bands", "select", "shards")
+NUMPY_ONLY = ("__init__", "bands", "evenly", "heads", "prices", "select", "shards", "trees")
 """Modules of `attention` that the planner may load; they import each other and numpy alone."""
 
 LIGHT = (
     "dynapar",
     "dynapar.attention",
     "dynapar.attention.bands",
+    "dynapar.attention.evenly",
     "dynapar.attention.select",
     "dynapar.attention.shards",
+    "dynapar.attention.trees",
     "dynapar.catalog",
     "dynapar.cli",
     "dynapar.cluster",

@@ -11,7 +11,7 @@ import pytest
 
 from dynapar import __version__
 from dynapar.cli import main
-from dynapar.console import Cell, progress, show_table
+from dynapar.console import Cell, first_to_say, progress, show_table
 from dynapar.runtime.order import OrderLog
 from tests.test_architecture import heavy_after
 
@@ -24,6 +24,7 @@ COMMANDS = (
     "train",
     "verify",
     "check-order",
+    "doctor",
 )
 
 
@@ -101,6 +102,54 @@ def test_a_tracebacks_place_is_behind_debug(tmp_path: Path) -> None:
     assert debug.returncode != 0
     assert "Traceback" in debug.stderr
     assert "SourceError" in debug.stderr
+
+
+def test_a_missing_package_is_one_line() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+from dynapar.cli import main
+main(["train", "run.yaml"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: torch cannot be imported (import of torch halted; None in ")
+    assert line.endswith(
+        "Run `dynapar doctor --quick`, which says what is missing and how to install it"
+    )
+
+
+def test_a_mistake_of_all_ranks_is_said_once(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("modell: m\n")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run(
+        [*launcher, "-m", "dynapar", "train", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "has no key 'modell'; the nearest is 'model'" in line
+    assert "exitcode  : 2" in done.stderr
+
+
+def test_ranks_say_different_things_each(tmp_path: Path) -> None:
+    ranks = []
+    for rank in ("0", "1"):
+        (tmp_path / "attempt_0" / rank).mkdir(parents=True)
+        reply = tmp_path / "attempt_0" / rank / "error.json"
+        ranks.append({"TORCHELASTIC_ERROR_FILE": str(reply)})
+    assert first_to_say("a", ranks[1])
+    assert not first_to_say("a", ranks[0])
+    assert first_to_say("b", ranks[0])
+    for _ in range(2):
+        assert first_to_say("a", {})
+        assert first_to_say("a", {"TORCHELASTIC_ERROR_FILE": ""})
+        assert first_to_say("a", {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "gone" / "0" / "e")})
 
 
 def test_plan_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import json
 import wave
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from dynapar.errors import (
 from dynapar.inspect_command import inspect_command, read_subject
 from dynapar.inspection import Item, Subject, choose, degrees
 from dynapar.packing.ticks import latency_ticks, sample_ticks, unit_ticks
+from dynapar.rings import RingRules, allowed_degrees, narrowing
 from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, MediaTokens
 from tests.data.small import noise, write_clip
 from tests.test_architecture import heavy_after
@@ -110,12 +112,48 @@ def subject(tokens: int, *units: int) -> Subject:
 def test_the_least_degree_that_holds_a_sample_and_why(
     tokens: int, units: tuple[int, ...], degree: int, why: str
 ) -> None:
-    limits = {"capacity": 1000, "encoder_capacity": 100}
+    limits: dict[str, Any] = {"capacity": 1000, "encoder_capacity": 100}
     one, cluster = subject(tokens, *units), Cluster.parse("1x8")
     table = degrees(one, cluster=cluster, costs=load_costs(None), **limits)
     found, reason = choose(table, one, **limits)
     assert found == degree
     assert why in reason
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rules"),
+    [
+        ("16x8", RingRules()),
+        ("2x8", RingRules(max_degree=6)),
+        ("2x8", RingRules(degrees="pow2")),
+        ("2x8", RingRules(peer_budget=3)),
+        ("16x8", RingRules(peer_budget=None)),
+    ],
+)
+def test_degrees_are_those_that_the_planner_may_use(nodes: str, rules: RingRules) -> None:
+    cluster = Cluster.parse(nodes)
+    limits: dict[str, Any] = {"capacity": 100, "encoder_capacity": 100}
+    one = subject(100 * cluster.ranks + 1)
+    table = degrees(one, cluster=cluster, costs=load_costs(None), rings=rules, **limits)
+    assert tuple(row.degree for row in table) == allowed_degrees(cluster, rules)
+    if rules == RingRules():
+        assert table == degrees(one, cluster=cluster, costs=load_costs(None), **limits)
+    narrowed = narrowing(cluster, rules)
+    largest = f"at degree {table[-1].degree}, the largest{f' ({narrowed})' * bool(narrowed)}, a"
+    degree, why = choose(table, one, narrowed=narrowed, **limits)
+    assert degree == 0
+    assert largest in why
+
+
+def test_rules_reach_the_report_and_the_planned_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """Among samples that fit the largest degree that the rules leave, not the whole cluster."""
+    more = {"cluster": "16x8", "capacity": 1000, "among": "longdoc", "global_batch": 8}
+    found = report(capsys, line(text=1500), **more)
+    assert [row["degree"] for row in found["degrees"]][-1] == 64
+    assert found["step"]["samples"] == 8
+    found = report(capsys, line(text=1500), rings=RingRules(max_degree=2), **more)
+    assert [row["degree"] for row in found["degrees"]] == [1, 2]
+    assert found["step"]["degree"] == 2
 
 
 def test_times_are_those_of_the_planner() -> None:
@@ -135,7 +173,7 @@ def test_times_are_those_of_the_planner() -> None:
 def test_a_clip_is_priced_as_audio() -> None:
     costs, cluster = load_costs(None), Cluster.parse("1x1")
     heard = replace(costs, audio=EncoderCosts(parameters=1e9, flops=1e13))
-    limits = {"capacity": 9999, "encoder_capacity": 9999}
+    limits: dict[str, Any] = {"capacity": 9999, "encoder_capacity": 9999}
     clip = Item("", MediaTokens(AUDIO_KIND, (0, 0), (1, 1, 1000), 0, (), 0.0))
     alone = Subject(id="x", text_tokens=9, items=(clip,))
     both = Subject(id="x", text_tokens=9, items=(clip, *subject(9, 300).items))

@@ -22,6 +22,7 @@ from dynapar.attention.shards import cut_tokens
 from dynapar.data.samples import IGNORE, TEXT_KIND, LoadedSample
 from dynapar.plan import MicroBatch, Parts, Placement
 from dynapar.runtime.layout import MaskBands, Route, ShardLayout, lay_out
+from dynapar.runtime.masks import MaskClass
 from dynapar.simulate.padded import PaddedBatch
 
 
@@ -44,7 +45,7 @@ def lay_out_padded(
     samples: Mapping[int, LoadedSample],
     *,
     rank: int,
-    windows: Sequence[int | None],
+    masks: Sequence[MaskClass],
     bands: MaskBands,
 ) -> ShardLayout:
     """One rank's part of a padded batch; the rank encodes all its media.
@@ -53,13 +54,11 @@ def lay_out_padded(
         batch: `rank` is in its ring.
         samples: By row, with all their encoder units.
         rank: The rank that asks.
-        windows: As of `dynapar.runtime.layout.lay_out`.
+        masks: As of `dynapar.runtime.layout.lay_out`.
         bands: As of `dynapar.runtime.layout.lay_out`.
     """
     padded = {row: pad_sample(samples[row], length=batch.length) for row in batch.rows}
-    layout = lay_out(
-        _microbatch(batch, padded, rank), padded, rank=rank, windows=windows, bands=bands
-    )
+    layout = lay_out(_microbatch(batch, padded, rank), padded, rank=rank, masks=masks, bands=bands)
     if layout.route is None:
         return layout
     return replace(layout, route=_only_own(layout.route, layout.position))

@@ -165,7 +165,7 @@ def time_blocks(rank: int, job: Job) -> tuple[float, ...]:
             _microbatch(samples, block.degree),
             samples,
             rank=rank,
-            windows=adapter.windows,
+            masks=adapter.masks,
             bands=adapter.bands,
         )
         seconds.append(min(_time(module, shard) for _ in range(TIMES)))

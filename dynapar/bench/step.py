@@ -218,7 +218,7 @@ def _queues(
             batch,
             whole,
             rank=rank,
-            windows=executor.adapter.windows,
+            masks=executor.adapter.masks,
             bands=executor.adapter.bands,
         )
         for batch in mine

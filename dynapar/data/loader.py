@@ -23,7 +23,8 @@ from dynapar.data.index import Index
 from dynapar.data.materialize import Materializer
 from dynapar.data.sampler import Sampler
 from dynapar.data.samples import IGNORE, LoadedSample
-from dynapar.errors import ConfigError, SampleError
+from dynapar.data.stubs import StubCount
+from dynapar.errors import ConfigError
 from dynapar.meta import IntArray, SampleTable
 from dynapar.plan import StepPlan, plan_digest
 from dynapar.planner import plan_ahead
@@ -33,9 +34,6 @@ PlanStep = Callable[[SampleTable, int], StepPlan]
 
 Prepare = Callable[[StepPlan, Mapping[int, LoadedSample]], object]
 """(plan, this rank's samples) -> what training wants made ready in the thread."""
-
-FEWEST = 20
-"""Samples of the run before the share of stubs says anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +54,8 @@ class LoadedStep:
     """Ids of the samples that some rank could not load; stubs on all ranks."""
     agreement: Agreement | None
     """What the ranks told each other; None without a control plane."""
+    counted: StubCount
+    """Stubs of the run up to this step."""
     prepared: object
     """What the `prepare` hook returned; None without one."""
     seconds: float
@@ -79,6 +79,7 @@ class StepLoader:
         control: ControlPlane | None = None,
         prepare: Prepare | None = None,
         stub_limit: float = 0.05,
+        counted: StubCount | None = None,
     ) -> None:
         """Start loading.
 
@@ -94,8 +95,9 @@ class StepLoader:
             control: Agrees with the other ranks, from the loader's thread; needed with more than
                 one rank, since another rank's stubs and targets are not known without it.
             prepare: Called with each step in the loader's thread, after the agreement.
-            stub_limit: Largest share of stubs among all samples of the steps loaded here, over all
-                ranks; above it every rank's loader ends with a SampleError.
+            stub_limit: Largest share of stubs among all samples of the run, over all ranks; above
+                it every rank's loader ends with a SampleError.
+            counted: Stubs of the run before `first`; None for none.
 
         Raises:
             ConfigError: `ahead` is below 1.
@@ -105,8 +107,8 @@ class StepLoader:
         self._index, self._sampler, self._materializer = index, sampler, materializer
         self._plan, self._rank, self._control, self._prepare = plan, rank, control, prepare
         self._steps, self._ahead = steps, ahead
-        self._stub_limit, self._drawn, self._lost = stub_limit, 0, 0
-        self._taken = first
+        self._stub_limit, self._counted = stub_limit, counted or StubCount()
+        self._taken, self._taken_count = first, self._counted
         self._ready: deque[LoadedStep] = deque()
         self._seconds: list[float] = []
         self._failure: BaseException | None = None
@@ -131,7 +133,7 @@ class StepLoader:
             self._changed.wait_for(lambda: self._ready or self._ended)
             if self._ready:
                 loaded = self._ready.popleft()
-                self._taken = loaded.step + 1
+                self._taken, self._taken_count = loaded.step + 1, loaded.counted
                 self._changed.notify_all()
                 return loaded
         if self._failure is not None:
@@ -144,8 +146,8 @@ class StepLoader:
             self._seconds += seconds
 
     def state_dict(self) -> dict[str, int | bool]:
-        """The sampler's state before the first step that was not taken, ready or not."""
-        return self._sampler.state_dict(self._taken)
+        """The sampler's state and the stubs before the first step that was not taken."""
+        return self._sampler.state_dict(self._taken) | self._taken_count.state_dict()
 
     def close(self) -> None:
         """End the thread.
@@ -244,6 +246,7 @@ class StepLoader:
             own_targets=own,
             stubs=stubs,
             agreement=agreement,
+            counted=self._counted,
             prepared=prepared,
             seconds=plan.plan_seconds + time.perf_counter() - began,
         )
@@ -260,16 +263,11 @@ class StepLoader:
         self, samples: Mapping[int, LoadedSample], stubs: Sequence[str], *, drawn: int
     ) -> None:
         """Stop on all ranks at once when too many samples of the run are lost."""
-        self._drawn += drawn
-        self._lost += len(stubs)
-        if stubs and self._lost > self._stub_limit * max(self._drawn, FEWEST):
-            last = stubs[-1]
-            why = next((s.stub for s in samples.values() if s.id == last), "see the other ranks")
-            raise SampleError(
-                f"{self._lost} of {self._drawn} samples of this run could not be loaded; expected "
-                f"at most {self._stub_limit:.0%} (of {FEWEST} or more). The last is {last!r}: "
-                f"{why} Repair the source, or index it again."
-            )
+        self._counted = self._counted.add(drawn=drawn, stubs=len(stubs))
+        if stubs:
+            id = stubs[-1]
+            why = next((s.stub for s in samples.values() if s.id == id), "see the other ranks")
+            self._counted.check(limit=self._stub_limit, last=f"{id!r}: {why}")
 
     def _make_stubs(
         self,

@@ -50,5 +50,8 @@ class LoadedSample:
     media: tuple[MediaShape, ...]
     units: Mapping[int, Tensor]
     """For the encoder units that this rank encodes: (encoder tokens, patch width) float32."""
+    tree: tuple[tuple[int, int], ...] = ()
+    """For a sample whose branches share what comes before them: (tokens, parent) of each node, as
+    of `attention.trees.tree`. Empty for a sample of one branch."""
     stub: str = ""
     """Why the sample could not be loaded; its targets are then all IGNORE. Empty when it was."""

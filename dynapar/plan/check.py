@@ -13,8 +13,9 @@ import numpy as np
 
 from dynapar.costs import Costs, coefficients
 from dynapar.errors import PlanError
+from dynapar.memory.policies import POLICIES
 from dynapar.meta import IntArray
-from dynapar.packing.ticks import Loads, microbatch_ticks, wave_parts
+from dynapar.packing.ticks import wave_parts
 from dynapar.plan.columns import DUMMY, offsets_of, owners, positions, queues_in_order
 from dynapar.plan.holdings import (
     column_problems,
@@ -23,6 +24,7 @@ from dynapar.plan.holdings import (
     shape_problems,
 )
 from dynapar.plan.model import StepPlan, Sync
+from dynapar.plan.pricing import price_layout
 from dynapar.plan.rules import rule_problems
 
 SHOWN = 20
@@ -85,6 +87,9 @@ def _table_problems(plan: StepPlan) -> Iterator[str]:
             )
     if plan.sync not in get_args(Sync):
         yield f"sync is {plan.sync!r}; expected 'step' or 'microbatch'"
+    policies = plan.columns.recompute
+    if ((policies < 0) | (policies >= len(POLICIES))).any():
+        yield f"columns.recompute holds {policies.tolist()}; expected 0..{len(POLICIES) - 1}"
     if plan.chosen not in ("dynamic", "homogeneous"):
         yield f"chosen is {plan.chosen!r}; expected 'dynamic' or 'homogeneous'"
 
@@ -182,12 +187,13 @@ def _price_problems(plan: StepPlan, costs: Costs) -> Iterator[str]:
         return
     table, layout, columns = plan.samples, plan.layout(), plan.columns
     constants = coefficients(costs, ranks_per_node=plan.ranks_per_node)
-    loads: Loads = microbatch_ticks(
+    loads = price_layout(
         layout,
-        np.array(table.llm_tokens, np.int64),
-        np.array(table.unit_offsets, np.int64),
-        np.array(table.unit_tokens, np.int64),
-        constants,
+        table,
+        costs,
+        ranks_per_node=plan.ranks_per_node,
+        recompute=columns.recompute,
+        memory=plan.memory,
     )
     parts = np.full(columns.parts.shape, constants.fixed, np.int64)
     parts[:, :-1] = loads.parts[loads.starts + loads.slowest]

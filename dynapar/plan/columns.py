@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 
 from dynapar.errors import PlanError
+from dynapar.memory.policies import POLICIES
 from dynapar.meta import IntArray, SampleTable
 from dynapar.plan.records import MicroBatch, Parts, Placement, Wave
 
@@ -57,6 +58,8 @@ class PlanColumns:
     """(B,) predicted start of each microbatch, in ticks from the step's start."""
     parts: IntArray
     """(B, 5) the parts of each microbatch's slowest rank, in ticks, as `Parts` names them."""
+    recompute: IntArray
+    """(B,) the recompute policy of each microbatch, by its place in `memory.POLICIES`."""
     queue_offsets: IntArray
     """(R + 1,) where the queue of each rank begins."""
     queue: IntArray
@@ -121,6 +124,9 @@ class PlanColumns:
             ticks=np.array([micro.ticks for micro in microbatches], np.int64),
             starts=np.array([micro.start for micro in microbatches], np.int64),
             parts=np.array([micro.parts for micro in microbatches], np.int64).reshape(-1, 5),
+            recompute=np.array(
+                [POLICIES.index(micro.recompute) for micro in microbatches], np.int64
+            ),
             queue_offsets=queue_offsets,
             queue=queue,
             waves=np.array(waves, np.int64).reshape(-1, 3),
@@ -136,7 +142,7 @@ class PlanColumns:
         encoded = _rows(self.encoder_tokens[held], rank_at)
         placements = self._placements(slice(sample_at[0], sample_at[-1]))
         ticks, starts = self.ticks[begin:end].tolist(), self.starts[begin:end].tolist()
-        parts = self.parts[begin:end].tolist()
+        parts, policies = self.parts[begin:end].tolist(), self.recompute[begin:end].tolist()
         return tuple(
             MicroBatch(
                 ranks=ranks[row],
@@ -146,6 +152,7 @@ class PlanColumns:
                 ticks=ticks[row],
                 start=starts[row],
                 parts=Parts._make(parts[row]),
+                recompute=POLICIES[policies[row]],
             )
             for row, (first, last) in enumerate(pairwise((sample_at - sample_at[0]).tolist()))
         )

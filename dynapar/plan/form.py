@@ -3,6 +3,9 @@
 Times are seconds from the step's start; they are whole microseconds, so reading a plan back gives
 the same ticks. The digest covers everything but itself and `plan_seconds`; it is taken of the
 columns, so that ranks need no records to compare plans.
+
+A plan in which microbatches recompute, or that follows from a budget of bytes, is of version 2,
+which adds `memory`, and `recompute` to every microbatch; all others are of version 1, as before.
 """
 
 from __future__ import annotations
@@ -16,14 +19,16 @@ from typing import cast
 import numpy as np
 
 from dynapar.errors import ConfigError, PlanError
+from dynapar.memory.policies import POLICIES, Policy
 from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
+from dynapar.plan.budgetform import MEMORY, memory_from_json, memory_to_json
 from dynapar.plan.columns import PlanColumns
 from dynapar.plan.model import StepPlan, Sync
 from dynapar.plan.records import MicroBatch, Parts, Placement, Wave
-from dynapar.plan.schema import MOST, Json, first_difference, form_fault
+from dynapar.plan.schema import MOST, Json, Schema, first_difference, form_fault
 from dynapar.rings import RingRules
 
-VERSION = 1
+VERSION, RECOMPUTE_VERSION = 1, 2
 TICKS_PER_SECOND = 1_000_000
 MODALITIES = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
 
@@ -75,7 +80,14 @@ def encoder_calls(micro: MicroBatch, table: SampleTable) -> dict[str, int]:
     return calls
 
 
-def _microbatch(number: int, micro: MicroBatch, table: SampleTable) -> Json:
+def version_of(plan: StepPlan) -> int:
+    """`RECOMPUTE_VERSION` of a plan that says something of memory, else `VERSION`."""
+    recomputes = plan.memory is not None or plan.columns.recompute.any()
+    return RECOMPUTE_VERSION if recomputes else VERSION
+
+
+def _microbatch(number: int, micro: MicroBatch, table: SampleTable, version: int) -> Json:
+    again: dict[str, Json] = {"recompute": micro.recompute} if version > VERSION else {}
     return {
         "id": number,
         "ranks": list(micro.ranks),
@@ -90,6 +102,7 @@ def _microbatch(number: int, micro: MicroBatch, table: SampleTable) -> Json:
         "tokens_per_rank": list(micro.tokens_per_rank),
         "encoder_tokens_per_rank": list(micro.encoder_tokens_per_rank),
         "encoder_calls": cast(Json, encoder_calls(micro, table)),
+        **again,
         "seconds": _seconds(micro.ticks),
         "start": _seconds(micro.start),
         "parts": {key: _seconds(value) for key, value in micro.parts._asdict().items()},
@@ -98,14 +111,19 @@ def _microbatch(number: int, micro: MicroBatch, table: SampleTable) -> Json:
 
 def _head(plan: StepPlan) -> dict[str, Json]:
     """What a plan says of the whole step."""
+    version = version_of(plan)
+    memory: dict[str, Json] = {}
+    if version > VERSION:
+        memory["memory"] = memory_to_json(plan.memory)
     return {
-        "version": VERSION,
+        "version": version,
         "step": plan.step,
         "sync": plan.sync,
         "ranks": plan.ranks,
         "ranks_per_node": plan.ranks_per_node,
         "capacity": plan.capacity,
         "encoder_capacity": plan.encoder_capacity,
+        **memory,
         "rings": asdict(plan.rings),
         "equal_counts": plan.equal_counts,
         "costs": plan.costs,
@@ -133,7 +151,7 @@ def _body(plan: StepPlan) -> dict[str, Json]:
         **_head(plan),
         "samples": list(_samples(plan.samples)),
         "microbatches": [
-            _microbatch(number, micro, plan.samples)
+            _microbatch(number, micro, plan.samples, version_of(plan))
             for number, micro in enumerate(plan.microbatches)
         ],
         "queues": [list(queue) for queue in plan.queues],
@@ -162,6 +180,8 @@ def plan_digest(plan: StepPlan) -> str:
     for part in (plan.samples, plan.columns):
         for field in fields(part):
             value = getattr(part, field.name)
+            if field.name == "recompute" and version_of(plan) == VERSION:
+                continue
             if isinstance(value, np.ndarray):
                 digest.update(_text([field.name, *value.shape]))
                 digest.update(np.ascontiguousarray(value, "<i8").tobytes())
@@ -190,11 +210,13 @@ def plan_from_json(values: Mapping[str, Json]) -> StepPlan:
         PlanError: It names an unknown sample, has a key too many, or holds a value or a digest
             that is not that of its other content; the first such key is named.
     """
-    if values.get("version") != VERSION:
+    version = values.get("version")
+    if version not in (VERSION, RECOMPUTE_VERSION):
         raise PlanFormError(
-            f"the plan has version {values.get('version')!r}; expected {VERSION}: plan again"
+            f"the plan has version {version!r}; expected {VERSION} or {RECOMPUTE_VERSION}: plan "
+            "again"
         )
-    if fault := form_fault(values):
+    if fault := form_fault(values, _more(values)):
         raise PlanFormError(
             f"step {values.get('step')!r}: the plan's form is broken: {fault}. `dynapar plan` "
             f"writes all keys: plan again"
@@ -215,6 +237,14 @@ def plan_from_json(values: Mapping[str, Json]) -> StepPlan:
             f"content's is {digest[:12]}; the line was changed after it was written: plan again"
         )
     return plan
+
+
+def _more(values: Mapping[str, Json]) -> dict[str, Schema]:
+    """What version 2 adds."""
+    if values["version"] == VERSION:
+        return {}
+    more: dict[str, Schema] = {"microbatches": [{"recompute": frozenset(POLICIES)}]}
+    return more | ({"memory": MEMORY} if values.get("memory") is not None else {})
 
 
 def _ticks(value: object) -> int:
@@ -276,6 +306,7 @@ def _read_microbatch(values: dict[str, object], rows: Mapping[str, int]) -> Micr
         ticks=_ticks(values["seconds"]),
         start=_ticks(values["start"]),
         parts=Parts(**{key: _ticks(parts[key]) for key in Parts._fields}),
+        recompute=cast(Policy, values.get("recompute", "none")),
     )
 
 
@@ -332,4 +363,5 @@ def _read(values: dict[str, object]) -> StepPlan:
         rings=_rings(cast(dict[str, Json], values["rings"])),
         equal_counts=values["equal_counts"] is True,
         optimal=values["optimal"] is True,
+        memory=memory_from_json(cast(Json, values.get("memory"))),
     )

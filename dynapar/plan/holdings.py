@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dynapar.memory.policies import POLICIES
 from dynapar.meta import IntArray
 from dynapar.plan.columns import owners, positions
 from dynapar.plan.model import StepPlan
@@ -34,6 +35,7 @@ def column_problems(plan: StepPlan) -> Iterator[str]:
         ("encoder_tokens", (places,)),
         ("starts", (count,)),
         ("parts", (count, 5)),
+        ("recompute", (count,)),
         ("waves", (len(columns.waves), 3)),
     ):
         if (found := getattr(columns, name).shape) != shape:
@@ -178,4 +180,27 @@ def memory_problems(plan: StepPlan) -> Iterator[str]:
             yield (
                 f"microbatch {held[entry]}: rank {columns.ranks[entry]} holds {derived[entry]:,} "
                 f"{what}; {key} is {most:,}"
+            )
+    yield from _byte_problems(plan, tokens, encoder)
+
+
+def _byte_problems(plan: StepPlan, tokens: IntArray, encoder: IntArray) -> Iterator[str]:
+    """Ranks that need more bytes than the plan's budget has, under their microbatch's policy."""
+    columns, memory = plan.columns, plan.memory
+    if memory is None:
+        return
+    allowed = {POLICIES.index(limits.policy): limits for limits in memory.policies}
+    held = owners(columns.rank_offsets)
+    for number in np.flatnonzero(~np.isin(columns.recompute, list(allowed))).tolist():
+        yield (
+            f"microbatch {number} has recompute {POLICIES[columns.recompute[number]]!r}; the "
+            f"plan's budget knows {', '.join(limits.policy for limits in memory.policies)}"
+        )
+    for policy, limits in allowed.items():
+        rows = np.flatnonzero(columns.recompute[held] == policy)
+        peak = limits.peak(tokens[rows], encoder[rows])
+        for row, needed in zip(rows[peak > memory.budget], peak[peak > memory.budget], strict=True):
+            yield (
+                f"microbatch {held[row]}: rank {columns.ranks[row]} needs {needed:,} bytes under "
+                f"recompute {limits.policy!r}; the budget is {memory.budget:,}"
             )

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from dynapar.memory.limits import MemoryLimits
 from dynapar.meta import IntArray, SampleTable
 from dynapar.packing.ticks import Layout
 from dynapar.plan.columns import DUMMY, PlanColumns, positions, same_columns
@@ -66,6 +67,9 @@ class StepPlan:
     """Whether every rank runs equally many microbatches, as `PlannerConfig.equal_counts` says."""
     optimal: bool = False
     """Whether the makespan is proven to be the least under these costs."""
+    memory: MemoryLimits | None = None
+    """The budget of bytes that capacities and recompute policies follow from, where one is given.
+    """
     _made: _Made = field(default_factory=_Made, init=False, repr=False)
 
     def __eq__(self, other: object) -> bool:

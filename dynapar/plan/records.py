@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dynapar.memory.policies import Policy
+
 
 class Placement(NamedTuple):
     """A sample inside a microbatch."""
@@ -56,3 +58,5 @@ class MicroBatch:
     """Predicted start, in ticks from the step's start."""
     parts: Parts
     """Of the slowest rank."""
+    recompute: Policy = "none"
+    """What its layers keep for backward, on all its ranks."""

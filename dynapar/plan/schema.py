@@ -60,17 +60,18 @@ MOST = 1 << 53
 """Beyond it numbers are not exact in every reader of JSON; NaN is never within."""
 
 
-def form_fault(values: Mapping[str, Json]) -> str:
+def form_fault(values: Mapping[str, Json], more: Mapping[str, Schema] | None = None) -> str:
     """The first key of a plan that is missing or holds another kind of value; empty if none is.
 
     Args:
         values: One parsed line of a plans file.
+        more: Keys that its version has besides.
 
     Returns:
         Such as "queues[2] is 7; expected a list".
     """
     extra = {"waves": _WAVES} if values.get("sync") == "microbatch" else {}
-    return _fault(values, _STEP | extra, "")
+    return _fault(values, _STEP | extra, "") or _fault(values, more or {}, "")
 
 
 def first_difference(written: object, own: object, path: str = "") -> str:

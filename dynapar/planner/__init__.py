@@ -7,6 +7,7 @@ computes the same one, and none has to be sent.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from dynapar.planner.homogeneous import (
 )
 from dynapar.planner.problem import make_problem
 from dynapar.planner.random import random_plan as random_plan
+from dynapar.planner.recompute import plan_within
 from dynapar.planner.step import best_step
 from dynapar.planner.waves import best_waves
 
@@ -60,6 +62,11 @@ def plan_step(
         PlanError: A sample cannot be placed (the message names it, the limit and the remedies), or
             no way was found to give all ranks equal counts.
     """
+    if config.memory is not None:
+        one = partial(homogeneous_plan, degree=None)
+        return plan_within(
+            plan_step, one, samples, step=step, cluster=cluster, costs=costs, config=config
+        )
     began = time.perf_counter()
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
     order = problem.order
@@ -110,6 +117,11 @@ def homogeneous_plan(
         EmptyStepError: There are no samples.
         PlanError: The degree is not one of the cluster's, or some sample does not fit at it.
     """
+    if config.memory is not None:
+        one = partial(homogeneous_plan, degree=degree)
+        return plan_within(
+            None, one, samples, step=step, cluster=cluster, costs=costs, config=config
+        )
     began = time.perf_counter()
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
     allowed = problem.limits.degrees.tolist()

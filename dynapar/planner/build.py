@@ -97,6 +97,7 @@ def _columns(problem: Problem, found: Candidate) -> PlanColumns:
         ticks=loads.ticks,
         starts=found.starts,
         parts=np.concatenate((slowest, fixed), axis=1),
+        recompute=np.zeros(len(loads.ticks), np.int64),
         queue_offsets=queue_offsets,
         queue=queue,
         waves=np.column_stack((offsets_of(found.waves.sum(axis=1))[:-1], found.waves)),

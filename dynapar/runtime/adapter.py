@@ -1,12 +1,15 @@
 """What a step needs from a model of transformers, beyond what all of them offer alike.
 
-Embedding, language model, head and sliding windows are found through common attributes. A family
-adds how its encoder is called.
+Embedding, language model, head and mask classes are found through common attributes. A family adds
+how its encoder is called. A model type that is not listed is refused: its masks, or what it does to
+its logits, might differ without a sign.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dynapar.attention.bands import Bands, causal
-from dynapar.attention.bands import window as sliding
+from dynapar.attention.bands import Bands, causal, chunked, spans, window
+from dynapar.attention.trees import tree
 from dynapar.data.samples import IMAGE_KIND, TEXT_KIND, VIDEO_KIND, LoadedSample
 from dynapar.errors import ModelError
 from dynapar.runtime.attention_interface import NAME, register
 from dynapar.runtime.layout import BoundLayout, Unit
+from dynapar.runtime.masks import MaskClass, masks_of
 
 Encode = Callable[[PreTrainedModel, Sequence[Unit]], Tensor]
 """(model, units) -> (rows of all units in order, width); one call of the encoder."""
@@ -51,21 +55,72 @@ def _qwen_inputs(sample: LoadedSample) -> dict[str, Tensor]:
     return inputs
 
 
+def _encode_gemma(model: PreTrainedModel, units: Sequence[Unit]) -> Tensor:
+    """One image or crop for each unit; all of one size."""
+    tower = model.model.vision_tower
+    pixels = torch.stack([_pixels(unit) for unit in units]).to(tower.device, tower.dtype)
+    rows: Tensor = model.model.get_image_features(pixels, return_dict=True).pooler_output
+    return rows.flatten(0, 1)
+
+
+def _pixels(unit: Unit) -> Tensor:
+    """(3, height, width) from patches in rows, each flattened as colour, row, column."""
+    _, rows, columns = unit.grid
+    side = int((unit.patches.shape[1] // 3) ** 0.5)
+    cut = unit.patches.reshape(rows, columns, 3, side, side)
+    return cut.permute(2, 0, 3, 1, 4).reshape(3, rows * side, columns * side)
+
+
+def _gemma_inputs(sample: LoadedSample) -> dict[str, Tensor]:
+    inputs = {"token_type_ids": sample.kinds[None]}
+    if sample.media:
+        grids = [item.grid for item in sample.media]
+        units = [Unit(grid, sample.units[number]) for number, grid in enumerate(grids)]
+        inputs["pixel_values"] = torch.stack([_pixels(unit) for unit in units])
+    return inputs
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What differs between families of models."""
+    """What differs between families of models with media."""
 
     encode: Encode
-    encoder: str
-    """Path of the encoder, projector included, inside the model."""
+    encoder: tuple[str, ...]
+    """Paths, inside the model, of what media pass before the language model."""
     whole_inputs: Callable[[LoadedSample], dict[str, Tensor]]
     """What the model's own forward takes for a whole sample beside its token ids."""
+    two_way_images: bool = False
+    """Whether the tokens of an image see each other both ways."""
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"qwen2_5_vl": Family(encode=_encode_qwen, encoder="model.visual", whole_inputs=_qwen_inputs)}
+    {
+        "gemma3": Family(
+            encode=_encode_gemma,
+            encoder=("model.vision_tower", "model.multi_modal_projector"),
+            whole_inputs=_gemma_inputs,
+            two_way_images=True,
+        ),
+        "qwen2_5_vl": Family(
+            encode=_encode_qwen, encoder=("model.visual",), whole_inputs=_qwen_inputs
+        ),
+    }
 )
-"""By `model_type` of the model's configuration. A model without media needs no entry."""
+"""By `model_type` of the model's configuration."""
+
+TEXT_MODELS = (
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "llama",
+    "llama4_text",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
+"""Values of `model_type` of the models without media that have been compared with themselves."""
 
 
 class Adapter:
@@ -73,7 +128,7 @@ class Adapter:
 
     Attributes:
         model: The whole model, its text layers on dynapar's attention.
-        windows: The distinct sliding windows of its attention layers; None is no window.
+        masks: The distinct mask classes of its attention layers.
         encoder_is_trained: Whether a parameter that media pass before the language model is.
     """
 
@@ -81,16 +136,19 @@ class Adapter:
         """Take over a model's text attention.
 
         Raises:
-            ModelError: The model has media of an unknown family, or uses dropout.
+            ModelError: The model is of an unknown type, mixes tokens in a way that shards do not
+                allow, has a loss beside that of its tokens, or uses dropout.
         """
         self.model = model
         self.family = find_family(model)
         self.encoder_is_trained = self.family is not None and any(
             parameter.requires_grad
-            for parameter in model.get_submodule(self.family.encoder).parameters()
+            for path in self.family.encoder
+            for parameter in model.get_submodule(path).parameters()
         )
-        self.windows = _windows(model)
+        self.masks = masks_of(find_decoder(model))
         _refuse_dropout(model)
+        _refuse_other_losses(model)
         register()
         self.use_attention(NAME)
 
@@ -103,10 +161,39 @@ class Adapter:
                 {"": name, "text_config": name, "vision_config": "sdpa"}
             )
 
-    def bands(self, sample: LoadedSample, window: int | None) -> Bands:
-        """The mask of one sample in the layers with this sliding window."""
+    def bands(self, sample: LoadedSample, mask: MaskClass) -> Bands:
+        """The mask of one sample in the layers of a class.
+
+        Raises:
+            ModelError: The sample is a tree, and the layers' mask is none that trees have.
+        """
         length = len(sample.input_ids)
-        return causal(length) if window is None else sliding(length, width=window)
+        two_way = self.family is not None and self.family.two_way_images
+        if sample.tree:
+            if mask.chunk is not None or (two_way and sample.media):
+                raise ModelError(
+                    f"sample {sample.id!r} is a tree, and this model's layers attend by {mask} or "
+                    "have images that see each other both ways; expected causal or sliding-window "
+                    "layers. Give its branches as samples of their own"
+                )
+            tokens, parents = zip(*sample.tree, strict=True)
+            return tree(tokens, parents, width=mask.window)
+        if two_way:
+            return spans(
+                length, list(_images(sample)), width=mask.window, beyond_width=self._beyond_window
+            )
+        if mask.chunk is not None:
+            return chunked(length, width=mask.chunk)
+        return causal(length) if mask.window is None else window(length, width=mask.window)
+
+    @property
+    def _beyond_window(self) -> bool:
+        """Whether a sliding window does not bound what an image's tokens see of their own image.
+
+        Releases of transformers differ in this; the later rule came with this function.
+        """
+        module = sys.modules[type(self.model.model).__module__]
+        return not hasattr(module, "create_masks_for_vision_model")
 
     def embed(self, input_ids: Tensor, kinds: Tensor) -> Tensor:
         """(n,) to (n, width); rows of placeholders are replaced later, their ids may be any."""
@@ -126,7 +213,7 @@ class Adapter:
 
     def hidden(self, embeds: Tensor, positions: Tensor, plan: BoundLayout) -> Tensor:
         """The language model: (n, width) and (1 or 3, n) position ids to (n, width)."""
-        states: Tensor = self.model.get_decoder()(
+        states: Tensor = find_decoder(self.model)(
             inputs_embeds=embeds[None],
             position_ids=positions if len(positions) == 1 else positions[:, None],
             attention_mask=None,
@@ -140,31 +227,43 @@ class Adapter:
         head = self.model.get_output_embeddings()
         assert isinstance(head, nn.Module)
         logits: Tensor = head(hidden)
-        return logits
+        config = self.model.config
+        softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def find_family(model: PreTrainedModel) -> Family | None:
     """The model's family, or None for a text model.
 
     Raises:
-        ModelError: The model has media and its family is unknown.
+        ModelError: The model's type is unknown.
     """
-    config = model.config
-    if config.model_type in FAMILIES:
-        return FAMILIES[config.model_type]
-    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+    kind = model.config.model_type
+    if kind in FAMILIES:
+        return FAMILIES[kind]
+    if kind not in TEXT_MODELS:
         raise ModelError(
-            f"model type {config.model_type!r} has media that this version cannot run; "
-            f"expected one of {sorted(FAMILIES)} or a text model"
+            f"model type {kind!r} cannot be run by this version; expected one of "
+            f"{sorted((*FAMILIES, *TEXT_MODELS))}, whose masks and logits are known"
         )
     return None
 
 
-def _windows(model: PreTrainedModel) -> tuple[int | None, ...]:
-    """In the order of the layers, each once."""
-    layers = model.get_decoder().layers
-    found = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
-    return tuple(dict.fromkeys(found))
+def find_decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """The language model without its head."""
+    found: PreTrainedModel = model.get_decoder()
+    # Llama 4 names its parts as if it were inside a model with media, so the search ends at itself.
+    return model.model if found is model else found
+
+
+def _images(sample: LoadedSample) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the runs of image tokens: adjacent images are one, as for the model."""
+    start = 0
+    for is_image, run in itertools.groupby((sample.kinds == IMAGE_KIND).tolist()):
+        stop = start + sum(1 for _ in run)
+        if is_image:
+            yield start, stop
+        start = stop
 
 
 def _refuse_dropout(model: PreTrainedModel) -> None:
@@ -175,3 +274,12 @@ def _refuse_dropout(model: PreTrainedModel) -> None:
                 f"{name} has dropout {module.p}; expected 0, since dropout depends on the layout. "
                 "Set it to 0 in the model's configuration"
             )
+
+
+def _refuse_other_losses(model: PreTrainedModel) -> None:
+    """The losses of routers are made in the model's own forward, which a step does not call."""
+    if getattr(model.config.get_text_config(), "output_router_logits", False):
+        raise ModelError(
+            "the model's configuration has output_router_logits true; expected false, since the "
+            "loss of routers is not part of a step. Set it to false"
+        )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynapar.attention.exchange import Transport
 from dynapar.data.samples import LoadedSample
-from dynapar.plan import StepPlan
+from dynapar.plan import MicroBatch, StepPlan
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.layout import ShardLayout, lay_out
 from dynapar.runtime.microbatch import MicrobatchModule
 from dynapar.runtime.order import OrderLog
+from dynapar.runtime.recompute import recomputing
 from dynapar.runtime.reduction import Reduction, recorded_all_reduce
 
 
@@ -103,15 +104,21 @@ class StepExecutor:
             One layout a microbatch of the queue; dummies are left out, since a model that every
             rank holds whole needs none.
         """
+        return self.prepare_microbatches(plan.of_rank(self.rank), samples)
+
+    def prepare_microbatches(
+        self, microbatches: Sequence[MicroBatch], samples: Mapping[int, LoadedSample]
+    ) -> tuple[ShardLayout, ...]:
+        """The same for microbatches of this rank, whatever plan they are of."""
         return tuple(
             lay_out(
                 microbatch,
                 samples,
                 rank=self.rank,
-                windows=self.adapter.windows,
+                masks=self.adapter.masks,
                 bands=self.adapter.bands,
             )
-            for microbatch in plan.of_rank(self.rank)
+            for microbatch in microbatches
         )
 
     def run(self, queue: tuple[ShardLayout, ...], *, targets: int) -> StepResult:
@@ -130,7 +137,8 @@ class StepExecutor:
         for shard in queue:
             start = time.perf_counter()
             with self._no_sync():
-                loss = self._wrapped(shard)
+                with recomputing(self.module.model, shard.recompute):
+                    loss = self._wrapped(shard)
                 if loss.requires_grad:
                     (loss * factor).backward()
             total += loss.detach().cpu().double()

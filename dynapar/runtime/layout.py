@@ -18,15 +18,19 @@ import torch
 from torch import Tensor
 
 from dynapar.attention.bands import Bands
+from dynapar.attention.evenly import cut_evenly
 from dynapar.attention.plan import AttentionPlan, BoundPlan, plan_attention
+from dynapar.attention.tokens import shard
 from dynapar.data.samples import IGNORE, LoadedSample, MediaShape
 from dynapar.errors import SampleError
+from dynapar.memory.policies import Policy
 from dynapar.plan import MicroBatch, Placement
+from dynapar.runtime.masks import MaskClass
 
 IntArray = npt.NDArray[np.int64]
 
-MaskBands = Callable[[LoadedSample, int | None], Bands]
-"""(sample, sliding window) -> what sees what in that sample."""
+MaskBands = Callable[[LoadedSample, MaskClass], Bands]
+"""(sample, mask class) -> what sees what in that sample."""
 
 
 class Unit(NamedTuple):
@@ -81,12 +85,14 @@ class ShardLayout:
     """(n,) int64, IGNORE where there is no loss."""
     positions: Tensor
     """(1 or 3, n) int64."""
-    plans: Mapping[int | None, AttentionPlan]
-    """By the `sliding_window` of the attention layer that asks."""
+    plans: Mapping[MaskClass, AttentionPlan]
+    """By the class of the attention layer that asks; all cut alike."""
     units: tuple[Unit, ...]
     """What this rank encodes, in order."""
     route: Route | None
     """None when no sample of the microbatch has media."""
+    recompute: Policy = "none"
+    """What the layers keep for backward; the same on all ranks."""
 
     def to(self, device: torch.device) -> ShardLayout:
         """The same layout with its tensors on `device`."""
@@ -106,7 +112,7 @@ class BoundLayout:
     """A layout whose attention plans know the ranks and the transport; what the model is given."""
 
     shard: ShardLayout
-    plans: Mapping[int | None, BoundPlan]
+    plans: Mapping[MaskClass, BoundPlan]
 
 
 def lay_out(
@@ -114,7 +120,7 @@ def lay_out(
     samples: Mapping[int, LoadedSample],
     *,
     rank: int,
-    windows: Sequence[int | None],
+    masks: Sequence[MaskClass],
     bands: MaskBands,
 ) -> ShardLayout:
     """This rank's part of a microbatch.
@@ -124,8 +130,8 @@ def lay_out(
         samples: By row of the plan's sample table; every sample of the microbatch, with the
             patches of the units that this rank encodes.
         rank: The rank that asks.
-        windows: The distinct sliding windows of the attention layers; None is no window.
-        bands: The mask of one sample.
+        masks: The mask classes of the attention layers.
+        bands: The mask of one sample in the layers of a class.
 
     Raises:
         SampleError: A sample's placeholders, media and encoder units do not fit each other.
@@ -137,24 +143,20 @@ def lay_out(
     batch = [samples[placement.sample] for placement in placements]
     lengths = [len(sample.input_ids) for sample in batch]
     shares = [[at[member] for member in placement.ranks] for placement in placements]
+    seen = {mask: [bands(sample, mask) for sample in batch] for mask in masks}
+    spans = cut_evenly(lengths, degree=degree, masks=list(seen.values()), positions=shares)
     plans = {
-        window: plan_attention(
-            lengths,
-            degree=degree,
-            bands=[bands(sample, window) for sample in batch],
-            positions=shares,
-        )
-        for window in windows
+        mask: plan_attention(lengths, degree=degree, bands=bands, spans=spans)
+        for mask, bands in seen.items()
     }
     for plan in plans.values():
         plan.prepare(here)  # now, in the loader's thread, rather than when it is bound
-    plan = plans[windows[0]]
+    plan = plans[masks[0]]
     starts = list(itertools.accumulate(lengths, initial=0))
-    index = torch.from_numpy(plan.index(here))
-    tokens = len(index)
+    tokens = plan.tokens[here]
 
     def cut(parts: list[Tensor], padding: int) -> Tensor:
-        part = torch.cat(parts, -1).index_select(-1, index)
+        part = shard(torch.cat(parts, -1), plan, here)
         # Models of transformers cannot reshape an empty sequence: one row takes no part instead.
         return part if tokens else torch.nn.functional.pad(part, (0, 1), value=padding)
 
@@ -169,6 +171,7 @@ def lay_out(
         plans=plans,
         units=tuple(_units(placements, batch, rank)),
         route=_route(placements, batch, starts, plan, at, here),
+        recompute=microbatch.recompute,
     )
 
 

@@ -67,8 +67,8 @@ class MicrobatchModule(nn.Module):
         bound = BoundLayout(
             shard=shard,
             plans={
-                window: plan.bind(ranks=shard.ranks, transport=self.transport)
-                for window, plan in shard.plans.items()
+                mask: plan.bind(ranks=shard.ranks, transport=self.transport)
+                for mask, plan in shard.plans.items()
             },
         )
         embeds = self.adapter.embed(shard.input_ids, shard.kinds)

@@ -11,6 +11,7 @@ got through.
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class OrderLog:
 
     rank: int
     operations: list[Operation] = field(default_factory=list)
+    cut: bool = False
+    """Whether it ends in the middle: its file was cut off, and what came after is not known."""
 
     def record(
         self,
@@ -90,19 +93,30 @@ class OrderLog:
             for op in self.operations
         ]
         lines = [json.dumps({"version": 1, "rank": self.rank}), *map(json.dumps, rows)]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        temporary = path.with_suffix(".new")
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
 
     @classmethod
     def load(cls, path: Path) -> OrderLog:
-        """Read what `save` wrote.
+        """Read what `save` wrote; of a file that was cut off, its whole lines.
 
         Raises:
-            SourceError: The file is not an order log.
+            SourceError: The file is not an order log, or was cut off in its first line.
         """
+        number = 1
         try:
-            head, *rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-            log = cls(rank=int(head["rank"]))
-            for communicator, operation, sends, receives, members, size in rows:
+            *whole, last = path.read_text("utf-8").split("\n")
+            if not whole:
+                raise SourceError(
+                    f"{path} is {'cut off in its first line' if last else 'empty'}; expected an "
+                    "order log. The run died while it wrote it: run it again with order_steps "
+                    "above 0"
+                )
+            log = cls(rank=int(json.loads(whole[0])["rank"]), cut=last != "")
+            for line in whole[1:]:
+                number += 1
+                communicator, operation, sends, receives, members, size = json.loads(line)
                 log.operations.append(
                     Operation(
                         communicator=communicator,
@@ -113,10 +127,12 @@ class OrderLog:
                         size=size,
                     )
                 )
+        except SourceError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SourceError(
-                f"{path} is not an order log ({error!r}); expected what a run with order_steps "
-                f"above 0 writes"
+                f"{path} is not an order log (line {number}: {error!r}); expected what a run with "
+                "order_steps above 0 writes"
             ) from None
         return log
 
@@ -164,6 +180,8 @@ def _number(log: OrderLog, sizes: dict[Message, list[tuple[int, int]]]) -> _Queu
 def replay(logs: Iterable[OrderLog]) -> None:
     """Run the logs of all ranks under NCCL's rule.
 
+    What waits for a rank whose log was cut off may have got through, and is no error.
+
     Args:
         logs: One log a rank, of the same stretch of a run.
 
@@ -172,10 +190,14 @@ def replay(logs: Iterable[OrderLog]) -> None:
             members of a collective disagree, or ranks wait for each other in a cycle.
     """
     sizes: dict[Message, list[tuple[int, int]]] = defaultdict(list)
+    logs = list(logs)
     queues = {log.rank: _number(log, sizes) for log in logs}
+    cut = {log.rank for log in logs if log.cut}
     for (communicator, sender, receiver, number), ends in sizes.items():
         where = f"message {number} from rank {sender} to rank {receiver} on {communicator!r}"
         if len(ends) != 2:
+            if cut & {sender, receiver} - {ends[0][0]}:
+                continue
             raise OrderError(f"{where} was issued by rank {ends[0][0]} alone; expected both ends")
         if ends[0][1] != ends[1][1]:
             raise OrderError(
@@ -190,9 +212,15 @@ def replay(logs: Iterable[OrderLog]) -> None:
         moved = _advance(queue, queues, done)
         if moved:
             ready.extend({rank, *moved})
-    stuck = [queue for queue in queues.values() if queue.head() is not None]
-    if stuck:
-        raise OrderError(_explain(stuck, queues, done))
+    waits = {
+        rank: _waits(queue, queues, done)
+        for rank, queue in queues.items()
+        if queue.head() is not None
+    }
+    if cut:
+        _excuse(waits, {rank for rank in cut if queues[rank].head() is None})
+    if waits:
+        raise OrderError(_explain(waits, queues))
 
 
 def _partners(op: Operation, key: Message, rank: int) -> list[int]:
@@ -236,29 +264,49 @@ def _check_collective(op: Operation, queue: _Queue, others: list[_Queue]) -> Non
             )
 
 
-def _explain(stuck: list[_Queue], queues: dict[int, _Queue], done: set[Message]) -> str:
+def _waits(queue: _Queue, queues: dict[int, _Queue], done: set[Message]) -> list[int]:
+    """The ranks that a rank at work waits for."""
+    op = queue.head()
+    assert op is not None
+    return [
+        peer
+        for key in sorted(queue.keys[queue.at] - done)
+        for peer in _partners(op, key, queue.rank)
+        if not _at_work(queues.get(peer), key)
+    ]
+
+
+def _excuse(waits: dict[int, list[int]], ended: set[int]) -> None:
+    """Take out, in place, the ranks that wait for nothing but ranks whose logs were cut off."""
+    while True:
+        excused = [rank for rank, peers in waits.items() if set(peers) <= ended]
+        if not excused:
+            return
+        for rank in excused:
+            del waits[rank]
+        ended = ended | set(excused)
+
+
+def _explain(waits: dict[int, list[int]], queues: dict[int, _Queue]) -> str:
     """Follow who waits for whom from the first stuck rank until a rank comes again."""
-    waits: dict[int, int] = {}
-    for queue in stuck:
-        op = queue.head()
-        assert op is not None
-        for key in sorted(queue.keys[queue.at] - done):
-            for peer in _partners(op, key, queue.rank):
-                if not _at_work(queues.get(peer), key):
-                    waits.setdefault(queue.rank, peer)
-    path = [stuck[0].rank]
-    while path[-1] in waits and waits[path[-1]] not in path:
-        path.append(waits[path[-1]])
-    last = waits.get(path[-1])
+    # A rank that waits for several is followed to one that is stuck as well, if there is one.
+    follows = {
+        rank: next((peer for peer in peers if peer in waits), peers[0])
+        for rank, peers in waits.items()
+    }
+    path = [next(iter(follows))]
+    while path[-1] in follows and follows[path[-1]] not in path:
+        path.append(follows[path[-1]])
+    last = follows.get(path[-1])
     cycle = path[path.index(last) :] if last in path else path
     lines = []
     for rank in cycle:
         op = queues[rank].head()
-        if op is None or rank not in waits:
+        if op is None or rank not in follows:
             lines.append(f"rank {rank} has nothing left to run")
         else:
             lines.append(
                 f"rank {rank} is at operation {queues[rank].at} ({op.operation} on "
-                f"{op.communicator!r}) and waits for rank {waits[rank]}"
+                f"{op.communicator!r}) and waits for rank {follows[rank]}"
             )
     return "ranks wait for each other under NCCL's order: " + "; ".join(lines)

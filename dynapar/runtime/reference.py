@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from dynapar.data.samples import IGNORE, LoadedSample
-from dynapar.runtime.adapter import find_family
+from dynapar.runtime.adapter import find_decoder, find_family
 
 
 def count_targets(samples: Sequence[LoadedSample]) -> int:
@@ -32,7 +32,8 @@ def reference_step(
 ) -> float:
     """Loss and gradient of a global batch; the gradient is added to the parameters'.
 
-    Sets the model's attention to torch's scaled dot product.
+    Sets the model's attention to torch's scaled dot product, or to plain matrix products for the
+    models that this is not made for (softcap, sinks).
 
     Args:
         model: The whole model.
@@ -44,7 +45,8 @@ def reference_step(
         The sum of token losses / N.
     """
     family = find_family(model)
-    names = {"": "sdpa"} if family is None else dict.fromkeys(["", "text_config"], "sdpa")
+    text = "sdpa" if find_decoder(model)._supports_sdpa else "eager"
+    names = {"": text} if family is None else {"": text, "text_config": text}
     model.set_attn_implementation(names if family is None else {**names, "vision_config": "sdpa"})
     device, total = model.device, 0.0
     for sample in samples:

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dynapar.costs import TICKS_PER_SECOND, Costs, coefficients
-from dynapar.packing.ticks import Coefficients, IntArray, Layout, Loads, microbatch_ticks
+from dynapar.packing.ticks import Coefficients, IntArray, Layout, Loads
 from dynapar.plan import StepPlan, Sync
 from dynapar.plan.columns import DUMMY as DUMMY
+from dynapar.plan.pricing import price_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +60,13 @@ def from_plan(plan: StepPlan, costs: Costs) -> Schedule:
     """
     constants = coefficients(costs, ranks_per_node=plan.ranks_per_node)
     layout, table = plan.layout(), plan.samples
-    loads = microbatch_ticks(
+    loads = price_layout(
         layout,
-        np.array(table.llm_tokens, np.int64),
-        np.array(table.unit_offsets, np.int64),
-        np.array(table.unit_tokens, np.int64),
-        constants,
+        table,
+        costs,
+        ranks_per_node=plan.ranks_per_node,
+        recompute=plan.columns.recompute,
+        memory=plan.memory,
     )
     tokens = int(table.llm_tokens.sum())
     return Schedule(

@@ -80,9 +80,14 @@ class BatchSection:
     """Samples of a global batch."""
     block: int = 1
     """Consecutive samples that the shuffle keeps near each other; 1 shuffles fully."""
+    stub_limit: float = 0.05
+    """Largest share of the run's samples that may fail to load (of 20 or more); above it the run
+    stops."""
 
     def __post_init__(self) -> None:
         _at_least(1, samples=self.samples, block=self.block)
+        if not 0 <= self.stub_limit <= 1:
+            raise ConfigError(f"stub_limit is {self.stub_limit}; expected 0 to 1, a share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +125,9 @@ class CheckpointSection:
     """Steps between checkpoints; 0 for one at the end alone."""
     keep: int = 2
     """Newest checkpoints that stay on disk."""
+    tensorboard: bool = False
+    """Whether rank 0 also writes each step's scalars as TensorBoard events, in the folder's
+    `tensorboard`; needs the extra dynapar[tensorboard]."""
 
     def __post_init__(self) -> None:
         _at_least(0, every=self.every)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from dynapar.control import ControlPlane, lost_reason
 from dynapar.data.loader import LoadedStep, StepLoader
+from dynapar.data.stubs import StubCount
 from dynapar.errors import CheckFailedError, ControlError, DynaparError
 from dynapar.plan import StepPlan
 from dynapar.runtime.executor import StepResult
@@ -29,6 +30,7 @@ from dynapar.train.parent import follow_parent
 from dynapar.train.run import Run, describe, prepare, resume
 from dynapar.train.screen import Screen
 from dynapar.train.setup import Ranks, numerics
+from dynapar.train.tracker import Tracker, check_trackers, make_trackers, step_scalars
 
 ORDER_LOG = "order_{rank}.jsonl"
 
@@ -45,16 +47,23 @@ def train_command(config_path: Path) -> None:
     dist.destroy_process_group()
 
 
-def train(config: RunConfig) -> None:
+def train(config: RunConfig, *, trackers: Sequence[Tracker] = ()) -> None:
     """Train as configured, from the newest checkpoint of the run's folder on.
+
+    Args:
+        config: Of the run.
+        trackers: Get the scalars of each step on rank 0, beside those of the configuration, and
+            are closed there at the end.
 
     Raises:
         DynaparError: As `prepare` and `resume`; the ranks disagree, or one is gone; the loss is
             no number.
     """
+    check_trackers(config)
     with lost_rank("while the ranks met"):
         run = prepare(config)
-        start = resume(run)
+        done = resume(run)
+    start = done.step
     folder, first = config.checkpoint.folder, run.ranks.rank == 0
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(steps=config.steps, start=start, show=first))
@@ -62,30 +71,36 @@ def train(config: RunConfig) -> None:
             screen.say(line)
         if start >= config.steps:
             return  # what the finished run left stays as it is
-        writer = None
+        writer, followers = None, []
         if first:
+            for tracker in (*trackers, *make_trackers(config, start=start)):
+                followers.append(stack.enter_context(closing(tracker)))
             for path in folder.glob(ORDER_LOG.format(rank="*")):
                 path.unlink()
             writer = stack.enter_context(closing(MetricsWriter(folder, start=start)))
-        loader = stack.enter_context(open_loader(run, start, report=screen.say))
+        loader = stack.enter_context(open_loader(run, done, report=screen.say))
         for step in range(start, config.steps):
             with lost_rank(f"in step {step + 1}"):
                 record = run_step(run, loader)
                 if writer is not None:
                     writer.write(record)
+                    for follower in followers:
+                        follower.log(step, step_scalars(record.to_json()))
                     screen.say(record.line(steps=config.steps))
                     if record.targets == 0:
-                        screen.say(f"step {step + 1} has no target: nothing is learnt from it")
-                _keep(run, step + 1, start=start, screen=screen)
+                        screen.say(f"step {step + 1} has no target: the optimizer was not stepped")
+                _keep(run, step + 1, start=start, loader=loader.state_dict(), screen=screen)
             screen.done(step + 1)
 
 
-def open_loader(run: Run, start: int, *, report: Callable[[str], None]) -> StepLoader:
-    """Start planning, loading and laying out steps, agreed on by all ranks, from `start` on.
+def open_loader(
+    run: Run, done: checkpoint.Progress, *, report: Callable[[str], None]
+) -> StepLoader:
+    """Start planning, loading and laying out steps, agreed on by all ranks.
 
     Args:
         run: The run.
-        start: The first step.
+        done: How far it has come: its step is the first one.
         report: Gets a line, on rank 0, for each rank whose targets differ from the planned ones.
     """
     ranks = run.ranks
@@ -95,11 +110,13 @@ def open_loader(run: Run, start: int, *, report: Callable[[str], None]) -> StepL
         materializer=run.materializer,
         plan=run.planner,
         rank=ranks.rank,
-        first=start,
+        first=done.step,
         steps=run.config.steps,
         ahead=run.config.lookahead,
         control=ControlPlane(ranks.control, rank=ranks.rank, ranks=ranks.ranks, report=report),
         prepare=run.executor.prepare,
+        stub_limit=run.config.batch.stub_limit,
+        counted=StubCount.from_state(done.loader),
     )
 
 
@@ -126,7 +143,11 @@ def run_step(run: Run, loader: StepLoader) -> StepRecord:
 
 
 def _update(run: Run, loaded: LoadedStep, result: StepResult) -> float:
-    """Clip and step; the gradient's norm before clipping."""
+    """Clip and step; the gradient's norm before clipping.
+
+    A step without targets has the gradient zero. The optimizer is then not stepped: AdamW would
+    decay the weights and go on by its running means, which no sample asked for.
+    """
     trained = [p for group in run.optimizer.param_groups for p in group["params"]]
     most = run.config.optimizer.clip_norm
     norm = float(torch.nn.utils.clip_grad_norm_(trained, math.inf if most is None else most))
@@ -136,7 +157,8 @@ def _update(run: Run, loaded: LoadedStep, result: StepResult) -> float:
             f"{norm}; expected finite numbers. The optimizer was not stepped: lower optimizer.lr, "
             f"and look at the samples {', '.join(loaded.plan.samples.ids[:8])}, ..."
         )
-    run.optimizer.step()
+    if loaded.targets:
+        run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     return norm
 
@@ -172,7 +194,7 @@ def gather_times(
     )
 
 
-def _keep(run: Run, done: int, *, start: int, screen: Screen) -> None:
+def _keep(run: Run, done: int, *, start: int, loader: Mapping[str, object], screen: Screen) -> None:
     """After `done` steps: the order log of the first ones, a checkpoint where one is due."""
     config, log = run.config, run.ranks.log
     folder = config.checkpoint.folder
@@ -187,7 +209,7 @@ def _keep(run: Run, done: int, *, start: int, screen: Screen) -> None:
             folder,
             model=run.model,
             optimizer=run.optimizer,
-            progress=run.progress(done),
+            progress=run.progress(done, loader),
             keep=config.checkpoint.keep,
         )
         screen.say(f"step {done}: saved {path}")

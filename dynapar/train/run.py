@@ -76,11 +76,9 @@ class Run:
             "precision": "float64" if config.precision == "float64" else "float32",
         }
 
-    def progress(self, step: int) -> checkpoint.Progress:
-        """What a checkpoint after `step` steps says."""
-        return checkpoint.Progress(
-            step=step, loader=self.sampler.state_dict(step), identity=self.identity
-        )
+    def progress(self, step: int, loader: Mapping[str, object]) -> checkpoint.Progress:
+        """What a checkpoint after `step` steps says; `loader` is the loader's state there."""
+        return checkpoint.Progress(step=step, loader=loader, identity=self.identity)
 
 
 def prepare(config: RunConfig) -> Run:
@@ -167,11 +165,11 @@ def check_samples(config: RunConfig, *, index: Index, costs: Costs, ranks: int) 
     )
 
 
-def resume(run: Run) -> int:
+def resume(run: Run) -> checkpoint.Progress:
     """Go on from the newest checkpoint of the run's folder; a collective call.
 
     Returns:
-        The first step to run; 0 without a checkpoint.
+        How far the run has come; step 0 without a checkpoint.
 
     Raises:
         CheckpointError: The checkpoint is of another run (the setting that differs is named), or
@@ -181,13 +179,13 @@ def resume(run: Run) -> int:
     found = [checkpoint.find_latest(run.config.checkpoint.folder)]
     dist.broadcast_object_list(found, device=run.ranks.device)
     if (path := found[0]) is None:
-        return 0
+        return run.progress(0, {})
     checkpoint.verify(path)
     progress = checkpoint.read_progress(path)
     checkpoint.check_identity(path, found=progress, identity=run.identity)
     run.sampler.load_state_dict(progress.loader)
     checkpoint.load(path, model=run.model, optimizer=run.optimizer)
-    return progress.step
+    return progress
 
 
 def describe(run: Run, start: int) -> list[str]:

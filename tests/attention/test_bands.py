@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from dynapar.attention.bands import (
     area,
     causal,
     check_bands,
+    chunked,
     fa_window,
     full,
     prefix,
@@ -20,6 +22,7 @@ from dynapar.attention.bands import (
     trim,
     window,
 )
+from tests.attention.oracle import MASKS, dense_mask
 
 BoolArray = NDArray[np.bool_]
 
@@ -98,6 +101,7 @@ def brute(
         "causal": k <= q,
         "full": np.ones((length, length), dtype=bool),
         "window": (k <= q) & (q - k < width),
+        "chunked": (k <= q) & (q // max(width, 1) == k // max(width, 1)),
         "spans": (k <= q) | same,
         "window and spans": (q - k < width) & ((k <= q) | same),
         "window or spans": ((k <= q) & (q - k < width)) | same,
@@ -115,6 +119,7 @@ def test_constructors_mean_what_they_say(length: int, width: int, data: st.DataO
         (causal(length), brute(length, "causal")),
         (full(length), brute(length, "full")),
         (window(length, width=width), brute(length, "window", width=width)),
+        (chunked(length, width=width), brute(length, "chunked", width=width)),
         (prefix(length, tokens=tokens), brute(length, "spans", blocks=((0, tokens),))),
         (spans(length, blocks), brute(length, "spans", blocks=tuple(blocks))),
         (
@@ -131,9 +136,22 @@ def test_constructors_mean_what_they_say(length: int, width: int, data: st.DataO
         assert (seen(length, bands) == want).all()
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask_is_its_rule_pair_by_pair(mask: str) -> None:
+    for length in (1, 2, 3, 5, 12, 40):
+        bands = MASKS[mask].bands(length)
+        check_bands(length, bands)
+        assert torch.equal(dense_mask([length], [bands]), MASKS[mask].dense(length))
+
+
 def test_overlapping_bands_are_named_with_a_pair() -> None:
     with pytest.raises(ValueError, match=r"both hold query 3 and key 3; expected disjoint bands"):
         check_bands(9, (*causal(9), Band(3, 5, 3, 5, -UNLIMITED, 0)))
+
+
+def test_checking_takes_no_longer_for_long_sequences() -> None:
+    """A causal mask and what lies above its diagonal: nothing in common, at any length."""
+    check_bands(10**9, prefix(10**9, tokens=10**9 - 1))
 
 
 def test_a_band_outside_its_sequence_is_named() -> None:
@@ -149,6 +167,8 @@ def test_an_empty_sequence_is_refused() -> None:
 def test_a_window_without_width_is_refused() -> None:
     with pytest.raises(ValueError, match="width is 0; expected 1 or more"):
         window(5, width=0)
+    with pytest.raises(ValueError, match="width is 0; expected 1 or more"):
+        chunked(5, width=0)
 
 
 def test_overlapping_spans_are_named() -> None:

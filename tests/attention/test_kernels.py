@@ -11,6 +11,7 @@ from dynapar.attention.bands import Bands, causal, full, prefix, spans, window
 from dynapar.attention.calls import Kernel, Request
 from dynapar.attention.kernels import KERNELS, KernelError, choose
 from dynapar.attention.plan import plan_attention
+from dynapar.attention.tiles import Tile
 from tests.attention import fake_flash
 from tests.attention.loopback import LoopbackTransport, run_loopback
 from tests.attention.oracle import dense_attention, dense_mask
@@ -62,23 +63,44 @@ def test_kernel_equals_dense_attention(name: str, degree: int) -> None:
     assert ring_error(KERNELS[name], degree, None) < 5e-6
 
 
-@pytest.mark.parametrize("degree", [1, 3])
-def test_short_sequences_share_launches_of_the_cpu_op(degree: int) -> None:
-    lengths = [1, 9, 11, 10, 9, 40, 2, 45, 44, 12, 1, 300, 10, 41, 9]
-    bands = [causal(n) for n in lengths]
-    kernel = KERNELS["cpu_flash"]
-    assert ring_error(kernel, degree, None, bands) < 5e-6
-    if degree == 1:
-        (calls,) = (
-            plan_attention(lengths, degree=1, bands=bands)
-            .prepare(0)
-            .calls(kernel, torch.device("cpu"), [0])
-        )
-        assert sorted(call.queries for call in calls) == [
-            (1, 1, 2, 9, 9, 9, 10, 10, 11, 12),
-            (40, 41, 44, 45),
-            (300,),
-        ]
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_sequences_share_calls_of_the_cpu_op(degree: int) -> None:
+    lengths = [1, 9, 300, 9, 270, 2, 45, 1, 300, 9, 9]
+    bands = [full(n) if n == 2 else causal(n) for n in lengths]
+    assert ring_error(KERNELS["cpu_flash"], degree, None, bands) < 5e-6
+
+
+def calls_of_the_cpu_op(tiles: Sequence[Tile]) -> list[tuple[tuple[int, ...], type]]:
+    """Segments of each call, and how it takes its query rows."""
+    calls = KERNELS["cpu_flash"].calls(tiles)
+    return [(call.queries, type(call.q_rows)) for call in calls]
+
+
+def test_tiles_that_touch_share_a_call_of_the_cpu_op() -> None:
+    lengths = [1, 9, 300, 9, 2, 9, 9]
+    bands = [full(n) if n == 2 else causal(n) for n in lengths]
+    tiles = plan_attention(lengths, degree=1, bands=bands).prepare(0).tiles[0]
+    assert calls_of_the_cpu_op(tiles) == [((1, 9, 300, 9), slice), ((2,), slice), ((9, 9), slice)]
+
+
+def test_only_short_tiles_are_copied_to_share_a_call_of_the_cpu_op() -> None:
+    tiles = [square(0, 20), square(30, 20), square(60, 300), square(400, 20), square(420, 300)]
+    assert calls_of_the_cpu_op(tiles) == [
+        ((20, 20), Tensor),
+        ((300,), slice),
+        ((20, 300), slice),
+    ]
+
+
+def test_tiles_that_share_queries_share_no_call_of_the_cpu_op() -> None:
+    tiles = [Tile(0, 5, 0, 4, -3, 4), Tile(0, 5, 8, 4, -3, 4), Tile(5, 5, 12, 3, -2, 4)]
+    calls = KERNELS["cpu_flash"].calls(tiles)
+    assert [(call.queries, call.keys) for call in calls] == [((5,), (4,)), ((5, 5), (4, 3))]
+
+
+def square(row: int, tokens: int) -> Tile:
+    """A causal tile of a sequence that starts at a row."""
+    return Tile(row, tokens, row, tokens, 0, tokens - 1)
 
 
 @pytest.mark.parametrize("degree", [1, 3])

@@ -78,7 +78,7 @@ def padded_queue(
             batch,
             dict(enumerate(samples)),
             rank=executor.rank,
-            windows=executor.adapter.windows,
+            masks=executor.adapter.masks,
             bands=executor.adapter.bands,
         )
         for batch in mine

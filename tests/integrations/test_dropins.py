@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ def test_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(form.fullmatch(line) for line in lines)
     assert {line.split()[1] for line in lines} == {"0", "1", "2", "3"}
     assert any("52344" in line for line in lines)
+
+
+def test_plans_made_ahead(capsys: pytest.CaptureFixture[str]) -> None:
+    run("A plan for every step, made ahead")
+    lines = capsys.readouterr().out.splitlines()
+    form = re.compile(r"step (\d): rank 1 runs \[([\d, ]*)\] with ranks \(([\d, ]*)\)")
+    found = [form.fullmatch(line) for line in lines]
+    assert all(found), lines
+    assert {match[1] for match in found if match} == {"0", "1"}
+    # The first step's longest sample needs all four ranks.
+    assert any(match[1] == "0" and match[3] == "0, 1, 2, 3" for match in found if match)
+    assert [each for each in threading.enumerate() if each.name == "dynapar-planner"] == []
 
 
 def test_megatron(monkeypatch: pytest.MonkeyPatch) -> None:

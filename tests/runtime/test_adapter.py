@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    MistralConfig,
     PreTrainedModel,
 )
 
+from dynapar.attention.trees import tree
 from dynapar.errors import ModelError
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.attention_interface import dynapar_attention
+from dynapar.runtime.masks import MaskClass
 from tests.models import small_model
+from tests.runtime.masked_models import make_model, make_sample
 
 TEXT: dict[str, Any] = {
     "vocab_size": 32,
@@ -37,6 +47,9 @@ def text_model(**config: Any) -> PreTrainedModel:
 class Layer(nn.Module):
     """Named in messages."""
 
+    config: Any
+    layer_idx: int
+
 
 QUERY = torch.zeros(1, 2, 3, 4)
 
@@ -50,7 +63,7 @@ QUERY = torch.zeros(1, 2, 3, 4)
             r"Layer got an attention mask of shape \(1, 3\); expected None",
         ),
         ({"dropout": 0.1, "dynapar_plan": object()}, "attention dropout 0.1; expected 0"),
-        ({"softcap": 30.0, "dynapar_plan": object()}, "Layer passes softcap to attention"),
+        ({"position_bias": 1, "dynapar_plan": object()}, "Layer passes position_bias to attention"),
     ],
 )
 def test_attention_refuses_what_the_plan_does_not_do(given: dict[str, Any], message: str) -> None:
@@ -93,8 +106,73 @@ def test_an_unknown_family_with_media_is_named() -> None:
             },
         )
     )
-    with pytest.raises(ModelError, match="model type 'llava' has media that this version cannot"):
+    with pytest.raises(
+        ModelError, match="model type 'llava' cannot be run by this version; expected one of"
+    ):
         Adapter(model)
+
+
+def test_a_text_model_that_has_not_been_compared_is_named() -> None:
+    """It scales its logits, for one."""
+    model = CohereForCausalLM(CohereConfig(**TEXT))
+    with pytest.raises(
+        ModelError, match=r"model type 'cohere' cannot be run .* whose masks and lo"
+    ):
+        Adapter(model)
+
+
+def test_layers_that_see_the_future_are_refused() -> None:
+    config = Gemma3TextConfig(**TEXT, head_dim=8, use_bidirectional_attention=True)
+    with pytest.raises(ModelError, match="layer 0, Gemma3Attention, attends to later tokens; exp"):
+        Adapter(Gemma3ForCausalLM(config))
+
+
+def test_unknown_layers_are_named() -> None:
+    model = text_model()
+    model.config.layer_types = ["linear_attention"]
+    with pytest.raises(ModelError, match=r"layer 0 of model type 'llama' is of type 'linear_att"):
+        Adapter(model)
+    del model.model.layers[0].self_attn
+    with pytest.raises(ModelError, match=r"layer 0, LlamaDecoderLayer, has no self_attn; expected"):
+        Adapter(model)
+
+
+def test_losses_of_routers_are_refused() -> None:
+    model = text_model()
+    model.config.output_router_logits = True
+    with pytest.raises(ModelError, match="configuration has output_router_logits true; expected f"):
+        Adapter(model)
+
+
+def test_trees_are_refused_where_layers_attend_in_chunks() -> None:
+    sample = replace(make_sample(0, [9]), tree=((5, -1), (4, 0)))
+    adapter = Adapter(make_model("llama4_text"))
+    assert adapter.bands(sample, MaskClass()) == tree([5, 4], [-1, 0])
+    with pytest.raises(
+        ModelError, match="'s0' is a tree, and this model's layers attend by chunks"
+    ):
+        adapter.bands(sample, MaskClass(chunk=11))
+
+
+def in_layer(window: int | None, plans: tuple[MaskClass, ...], **given: Any) -> None:
+    """Call attention from a layer whose configuration says `window`."""
+    layer = Layer()
+    layer.config = MistralConfig(sliding_window=window)
+    layer.layer_idx = 3
+    shard = SimpleNamespace(tokens=3)
+    bound: Any = SimpleNamespace(plans=dict.fromkeys(plans), shard=shard)
+    dynapar_attention(layer, QUERY, QUERY, QUERY, None, dynapar_plan=bound, **given)
+
+
+def test_a_window_that_is_passed_but_not_configured_is_refused() -> None:
+    with pytest.raises(ModelError, match="Layer of layer 3 passes another sliding window than its"):
+        in_layer(None, (MaskClass(),), sliding_window=8)
+
+
+def test_a_class_that_the_plan_lacks_is_named() -> None:
+    message = r"layer 3 attends by sliding window 8; expected one of \['causal', 'chunks of 5'\]"
+    with pytest.raises(ModelError, match=message):
+        in_layer(8, (MaskClass(), MaskClass(chunk=5)), sliding_window=8)
 
 
 def test_dropout_is_refused_with_its_module() -> None:

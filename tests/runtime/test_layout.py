@@ -13,6 +13,7 @@ from dynapar.attention.bands import causal
 from dynapar.data.samples import IGNORE, LoadedSample, MediaShape
 from dynapar.errors import SampleError
 from dynapar.runtime.layout import ShardLayout, lay_out, unit_places
+from dynapar.runtime.masks import MaskClass
 from tests.plans import hand_plan
 
 
@@ -58,8 +59,8 @@ def layouts(degree: int, shares: dict[int, list[int]]) -> list[ShardLayout]:
             plan.microbatches[0],
             dict(enumerate(SAMPLES)),
             rank=rank,
-            windows=(None,),
-            bands=lambda s, window: causal(len(s.input_ids)),
+            masks=(MaskClass(),),
+            bands=lambda s, mask: causal(len(s.input_ids)),
         )
         for rank in ranks
     ]
@@ -139,6 +140,6 @@ def test_units_that_the_plan_does_not_place_are_refused() -> None:
             plan.microbatches[0],
             {1: SAMPLES[0]},
             rank=0,
-            windows=(None,),
-            bands=lambda s, window: causal(len(s.input_ids)),
+            masks=(MaskClass(),),
+            bands=lambda s, mask: causal(len(s.input_ids)),
         )

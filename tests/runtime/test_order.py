@@ -79,7 +79,7 @@ def test_a_log_survives_its_file(tmp_path: Path) -> None:
     assert OrderLog.load(tmp_path / "log") == log
 
 
-@pytest.mark.parametrize("text", ["", "[]\n", "nonsense\n", '{"rank": 0}\n[1]\n', "{}\n"])
+@pytest.mark.parametrize("text", ["[]\n", "nonsense\n", '{"rank": 0}\n[1]\n', "{}\n"])
 def test_a_file_that_is_no_order_log_is_bad_input(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad").write_text(text)
     with pytest.raises(SourceError, match=r"bad is not an order log \(.*order_steps") as caught:

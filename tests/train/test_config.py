@@ -43,6 +43,7 @@ PLANNER = {"capacity": 160, "encoder_capacity": 64}
         ({"planner": {**PLANNER, "degrees": "odd"}}, "degrees is 'odd' .*expected one of 'any'"),
         ({"optimizer": {"lr": 1e-3, "clip_norm": 0.0}}, "clip_norm is 0.0; expected above 0"),
         ({"optimizer": {"lr": 1e-3, "betas": [0.9, 1.0]}}, r"betas are \[0.9, 1.0\]; expected"),
+        ({"batch": {"samples": 4, "stub_limit": 1.5}}, "stub_limit is 1.5; expected 0 to 1"),
         ({"lookahead": 1}, "lookahead is 1; expected 2 or more"),
         ({"timeout_seconds": 0}, "timeout_seconds is 0.0; expected above 0"),
         ({"precision": "float64", "recompute": True}, "float64' with recompute; expected"),

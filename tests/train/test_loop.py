@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dynapar.costs import load_costs
 from dynapar.data.index import read_index
-from dynapar.errors import CheckFailedError
+from dynapar.errors import CheckFailedError, SampleError
 from dynapar.plan import plan_from_json, validate
 from dynapar.runtime.order import OrderLog, replay
 from dynapar.train.config import read_run_config
@@ -237,14 +237,14 @@ def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_step_without_a_target_is_said(
+def test_a_step_without_a_target_is_said_and_steps_no_optimizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_run(tmp_path, samples=1, planner=PLANNER, steps=1, batch={"samples": 1})
     (tmp_path / "data" / "0.png").unlink()
-    train(read_run_config(config))
+    assert gradients_of_a_step(config) == []
     lines = capsys.readouterr().out.splitlines()
-    assert lines.count("step 1 has no target: nothing is learnt from it") == 1
+    assert lines.count("step 1 has no target: the optimizer was not stepped") == 1
 
 
 @pytest.mark.usefixtures("alone")
@@ -293,3 +293,17 @@ def test_a_picture_that_cannot_be_read_is_said_and_left_out(
     assert "(stubs: s3)" in capsys.readouterr().out
     (quarantined,) = read_steps(tmp_path / "run" / "quarantine.jsonl")
     assert quarantined["id"] == "s3"
+
+
+@pytest.mark.usefixtures("alone")
+def test_lost_samples_count_through_a_resume(tmp_path: Path) -> None:
+    """One of six samples a step: 2 of 12 are just within the limit, 3 of 18 are not."""
+    batch = {"samples": 6, "stub_limit": 0.12}
+    config = write_run(tmp_path, samples=6, planner=PLANNER, batch=batch, steps=2)
+    (tmp_path / "data" / "3.png").unlink()
+    train(read_run_config(config))
+    dist.destroy_process_group()
+    config = write_config(tmp_path, planner=PLANNER, batch=batch, steps=4)
+    with pytest.raises(SampleError, match=r"3 of 18 samples .* most 12% .* The last is 's3': "):
+        train(read_run_config(config))
+    assert len(rows(config)) == 2

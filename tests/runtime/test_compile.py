@@ -1,0 +1,55 @@
+"""Whole language models compile into one graph, plan and all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynapar.attention.exchange import Transport
+from dynapar.runtime.adapter import Adapter, find_decoder
+from dynapar.runtime.layout import BoundLayout, lay_out
+from tests.attention.test_compile import counting
+from tests.models import gradients
+from tests.plans import hand_plan
+from tests.runtime.masked_models import make_model, make_sample
+
+
+def test_a_language_model_is_one_graph_that_serves_other_plans() -> None:
+    """Two mask classes and sinks inside one graph."""
+    torch._dynamo.reset()
+    model = make_model("gpt_oss")
+    adapter = Adapter(model)
+    decoder: Any = find_decoder(model)
+    decoder.layers = decoder.layers[:2]
+    graphs: list[torch.fx.GraphModule] = []
+    compiled = torch.compile(decoder, backend=counting(graphs), fullgraph=True)
+
+    def run(forward: Callable[..., Any], lengths: list[int]) -> dict[str, Tensor]:
+        samples = [make_sample(number, [length]) for number, length in enumerate(lengths)]
+        plan = hand_plan(samples, 1, [([0], {row: [0] for row in range(len(samples))})])
+        shard = lay_out(
+            plan.microbatches[0],
+            dict(enumerate(samples)),
+            rank=0,
+            masks=adapter.masks,
+            bands=adapter.bands,
+        )
+        plans = {m: p.bind(ranks=[0], transport=Transport()) for m, p in shard.plans.items()}
+        model.zero_grad()
+        forward(
+            # A leaf: torch warns of others when it compiles.
+            inputs_embeds=adapter.embed(shard.input_ids, shard.kinds)[None].detach(),
+            position_ids=shard.positions,
+            attention_mask=None,
+            use_cache=False,
+            dynapar_plan=BoundLayout(shard=shard, plans=plans),
+        ).last_hidden_state.square().sum().backward()
+        return gradients(model)
+
+    for lengths in ([20, 9], [23, 10], [26, 4]):
+        want, got = run(decoder, lengths), run(compiled, lengths)
+        assert all(torch.equal(got[name], want[name]) for name in want)
+    assert len(graphs) == 2
