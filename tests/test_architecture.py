@@ -26,6 +26,7 @@ FLOORS = (
     ("data", "runtime"),
     ("real_counts", "real_lengths", "console"),
     (
+        "memory_command",
         "index_command",
         "plan_command",
         "simulate_command",
