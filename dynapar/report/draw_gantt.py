@@ -146,6 +146,8 @@ def _planned_tip(number: int, micro: MicrobatchFigures) -> str:
         lines.append(f"longest: {micro.longest_id}, {micro.longest_tokens:,} tokens")
     if micro.width > 1:
         lines.append(f"largest degree of a sample: {micro.degree}")
+    if micro.recompute != "none":
+        lines.append(f"recompute: {micro.recompute}")
     return "\n".join(lines)
 
 

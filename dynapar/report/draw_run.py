@@ -186,7 +186,7 @@ def _ranks(measured: Measured) -> str:
     return figure(
         "Stragglers",
         "How long each rank takes for the same work: measured over predicted time of the "
-        "microbatches that it ran alone, as a multiple of the same step's median over all ranks. "
+        "microbatches that it ran alone, as a multiple of that of the same step's median rank. "
         "A rank is a straggler when it is more than 10 % slower and more than the noise explains; "
         "a long step makes nobody one.",
         legend([("p-single", "rank"), ("p-slow", "straggler"), ("p-none", "nothing to judge by")])

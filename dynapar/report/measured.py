@@ -2,8 +2,8 @@
 
 A microbatch's predicted time runs from when its ring is complete; its measured time is therefore
 that of its last rank to arrive, the least over its ranks. A rank's speed is judged by the
-microbatches that it ran alone, each against the median of its own step, so that a long step, a warm
-up or a wrong common scale makes nobody a straggler.
+microbatches that it ran alone, each against the median rank of its own step, so that a long step, a
+warm-up or a wrong common scale makes nobody a straggler.
 """
 
 from __future__ import annotations
@@ -189,11 +189,10 @@ class MeasuredBuilder:
             (width[known] == 1).tolist(), squares.astype(int).tolist(), strict=True
         ):
             self._pairs["single" if single else "ring", x, y] += 1
-        alone = width[known] == 1
-        if alone.any():
-            own = ratios[alone] / np.median(ratios[alone])
-            first = plan.columns.ranks[plan.columns.rank_offsets[:-1]][known][alone]
-            self._relative += zip(first.tolist(), own.tolist(), strict=True)
+        alone = known & (width == 1)
+        own = measured[alone] / predicted[alone] / step_pace(plan, measured)
+        first = plan.columns.ranks[plan.columns.rank_offsets[:-1]]
+        self._relative += zip(first[alone].tolist(), own.tolist(), strict=True)
 
     def result(self) -> Measured | None:
         """What the run measured; None where no step has measurements."""
@@ -221,16 +220,16 @@ class MeasuredBuilder:
 
     def _rank_figures(self) -> tuple[RankFigures, ...]:
         numbers = np.array([rank for rank, _ in self._relative], np.int64)
-        factors = np.array([factor for _, factor in self._relative])
-        spread = 1.4826 * float(np.median(np.abs(factors - 1))) if len(factors) else 0.0
+        factors = np.array([factor for _, factor in self._relative], np.float64)
+        own = [factors[numbers == rank] for rank in range(self._ranks)]
+        spread = _spread(own)
         found = []
-        for rank in range(self._ranks):
-            own = factors[numbers == rank]
-            factor = float(np.median(own)) if len(own) else 1.0
-            noise = DEVIATIONS * 1.2533 * spread / math.sqrt(max(len(own), 1))
+        for rank, ratios in enumerate(own):
+            factor = float(np.median(ratios)) if len(ratios) else 1.0
+            noise = DEVIATIONS * 1.2533 * spread / math.sqrt(max(len(ratios), 1))
             limit = 1 + max(LEAST_SLOW, noise)
             found.append(
-                RankFigures(rank, factor, limit, len(own), self._last[rank], factor > limit)
+                RankFigures(rank, factor, limit, len(ratios), self._last[rank], factor > limit)
             )
         return tuple(found)
 
@@ -243,12 +242,47 @@ def _middle(square: int) -> float:
     return float(10.0 ** ((square + 0.5) / GRID) / TICKS_PER_SECOND)
 
 
+def _spread(groups: list[FloatArray]) -> float:
+    """How far values stray inside their own groups: a robust standard deviation.
+
+    From each group's median, of groups of 3 or more; a slow rank is thus no noise itself. Without
+    such groups from 1.
+    """
+    strayed = [np.abs(group / np.median(group) - 1) for group in groups if len(group) > 2]
+    strayed = strayed or [np.abs(group - 1) for group in groups if len(group)]
+    return 1.4826 * float(np.median(np.concatenate(strayed))) if strayed else 0.0
+
+
 def _scale(ratios: FloatArray) -> tuple[float, FloatArray]:
     """The median of ratios, and how far each is from it, as a share of it."""
     if not len(ratios):
         return 1.0, np.zeros(1)
     scale = float(np.median(ratios))
     return scale, np.abs(ratios / scale - 1)
+
+
+def step_pace(plan: StepPlan, measured: FloatArray) -> float:
+    """Measured over predicted time of a step's median rank; each rank has one vote.
+
+    A rank votes by the microbatches that it ran alone; where there are none, by its rings, in
+    which others may have been the slow ones.
+
+    Args:
+        plan: The step.
+        measured: (B,) seconds of its microbatches.
+    """
+    columns = plan.columns
+    width = np.diff(columns.rank_offsets)
+    rows = np.repeat(np.arange(len(width)), width)
+    votes = np.full(plan.ranks, np.nan)
+    for chosen in (width > 1, width == 1):
+        held = chosen[rows]
+        ranks, row = columns.ranks[held], rows[held]
+        took = np.bincount(ranks, weights=measured[row], minlength=plan.ranks)
+        due = np.bincount(ranks, weights=columns.ticks[row], minlength=plan.ranks)
+        votes[due > 0] = took[due > 0] / due[due > 0] * TICKS_PER_SECOND
+    votes = votes[votes > 0]
+    return float(np.median(votes)) if len(votes) else 1.0
 
 
 def microbatch_seconds(plan: StepPlan, clocks: Clocks) -> FloatArray:

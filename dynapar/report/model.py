@@ -24,6 +24,8 @@ class Setting:
     sync: Sync
     capacity: int
     encoder_capacity: int
+    budget: int
+    """Bytes of a rank, from which capacities and recompute policies follow; 0 without a budget."""
     costs: str
     """Name of the costs that the plans' times were predicted with."""
 
@@ -149,6 +151,8 @@ class LayoutFigures:
     """What one way to lay out the compared steps comes to."""
 
     name: Literal["dynapar", "static", "padded"]
+    recompute: str
+    """Recompute policies of its microbatches, with commas between."""
     degrees: tuple[int, ...]
     makespans: tuple[float, ...]
     """One a compared step."""
@@ -207,6 +211,8 @@ class MicrobatchFigures(NamedTuple):
     encoder_tokens: int
     degree: int
     """The largest of its samples."""
+    recompute: str
+    """Its recompute policy."""
     longest_id: str
     longest_tokens: int
     seconds: float
@@ -244,7 +250,7 @@ class RankFigures(NamedTuple):
     rank: int
     factor: float
     """Median, over the microbatches that it ran alone, of measured over predicted, each as a
-    multiple of its step's median over all ranks; 1 also where there are none to judge by."""
+    multiple of its step's median rank's; 1 also where there are none to judge by."""
     limit: float
     """Factor above which it is a straggler: 1.1, or more where the noise is."""
     microbatches: int
