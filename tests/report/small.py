@@ -16,7 +16,11 @@ from dynapar.plan import StepPlan, Sync, plan_digest, plan_to_json
 from dynapar.planner import PlannerConfig, plan_step
 
 CLUSTER = Cluster(nodes=2, ranks_per_node=4)
-LIMITS = {"capacity": 4096, "encoder_capacity": 16384}
+
+
+def config(sync: Sync) -> PlannerConfig:
+    """What the plans are made with."""
+    return PlannerConfig(capacity=4096, encoder_capacity=16384, sync=sync)
 
 
 def table(seed: int, *, samples: int = 24, ids: Sequence[str] = ()) -> SampleTable:
@@ -44,7 +48,7 @@ def plans(steps: int = 4, *, sync: Sync = "step", cluster: Cluster = CLUSTER) ->
             step=step,
             cluster=cluster,
             costs=load_costs(None),
-            config=PlannerConfig(sync=sync, **LIMITS),
+            config=config(sync),
         )
         for step in range(steps)
     ]

@@ -18,13 +18,12 @@ from dynapar.cluster import Cluster
 from dynapar.costs import coefficients, load_costs
 from dynapar.packing.ticks import sample_ticks, unit_ticks
 from dynapar.plan import Sync
-from dynapar.planner import PlannerConfig
 from dynapar.report.gather import Question, gather, spread
 from dynapar.report.mix import _median_and_top
 from dynapar.report.model import Report
 from dynapar.report.source import open_source
 from dynapar.simulate.compare import Scene, compare, gains
-from tests.report.small import CLUSTER, LIMITS, plans, row_of, table, write_plans, write_run
+from tests.report.small import CLUSTER, config, plans, row_of, table, write_plans, write_run
 
 
 def report(path: Path, **question: Any) -> Report:
@@ -105,8 +104,9 @@ def test_the_mix_counts_every_sample_once(planned: Path) -> None:
 def test_median_and_top_share_are_those_of_the_sorted_lengths(lengths: list[int]) -> None:
     ordered = sorted(lengths, reverse=True)
     top = sum(ordered[: max(1, len(lengths) // 100)]) / sum(lengths)
-    expected = (sorted(lengths)[len(lengths) // 2], pytest.approx(top))
-    assert _median_and_top(Counter(lengths)) == expected
+    median_length, share = _median_and_top(Counter(lengths))
+    assert median_length == sorted(lengths)[len(lengths) // 2]
+    assert share == pytest.approx(top)
 
 
 def test_others_are_those_that_simulate_compares(planned: Path) -> None:
@@ -116,7 +116,7 @@ def test_others_are_those_that_simulate_compares(planned: Path) -> None:
         batches=tuple(table(step) for step in range(4)),
         cluster=CLUSTER,
         costs=load_costs(None),
-        config=PlannerConfig(sync=sync, **LIMITS),
+        config=config(sync),
     )
     runs = {run.label: run for run in compare(scene, ("static", "padded")).runs}
     assert found.compared is not None
