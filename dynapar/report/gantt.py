@@ -14,7 +14,7 @@ import numpy as np
 from dynapar.costs import TICKS_PER_SECOND
 from dynapar.errors import ConfigError
 from dynapar.plan import StepPlan
-from dynapar.report.measured import Clocks
+from dynapar.report.clocks import Clocks
 from dynapar.report.model import (
     Box,
     Gantt,

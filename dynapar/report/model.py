@@ -76,6 +76,8 @@ class MeasuredStep:
     """Measured makespan over the predicted one, minus 1."""
     loss: float
     gradient_norm: float
+    least_speed: float
+    """Of the slowest rank, as the step was planned; 1 where no speeds are followed."""
 
 
 class Cell(NamedTuple):
@@ -249,16 +251,18 @@ class RankFigures(NamedTuple):
 
     rank: int
     factor: float
-    """Median, over the microbatches that it ran alone, of measured over predicted, each as a
-    multiple of its step's median rank's; 1 also where there are none to judge by."""
+    """Median, over its microbatches (without `Measured.cpu` those that it ran alone), of measured
+    over predicted, each as a multiple of its step's median rank's; 1 also where there are none."""
     limit: float
     """Factor above which it is a straggler: 1.1, or more where the noise is."""
     microbatches: int
-    """How many it ran alone."""
+    """How many it is judged by."""
     last: int
     """Steps in which it ended its queue last."""
     straggler: bool
     """Whether it is slower than noise explains."""
+    speed: float
+    """With which the last measured step was planned; 1 where no speeds are followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,13 +272,16 @@ class Measured:
     steps: tuple[MeasuredStep, ...]
     warm_up: int
     """First steps that scales and errors leave out."""
+    cpu: bool
+    """Whether microbatches are timed by the CPU of each rank, waiting not included; else by the
+    wall clock, a ring's by that of its last rank to arrive."""
     scale: float
     """Median of measured over predicted makespan."""
     step_error: float
     """Median distance of a step from `scale` x prediction, as a share of that."""
     microbatch_scale: float
     microbatch_error: float
-    """The same of microbatches; a ring's measured time is that of its last rank to arrive."""
+    """The same of microbatches, as `cpu` says that they are timed."""
     microbatch_error_90: float
     """Distance that 9 of 10 microbatches keep within."""
     pairs: tuple[Cell, ...]

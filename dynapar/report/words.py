@@ -149,7 +149,7 @@ def _measured(measured: Measured) -> Iterator[Sentence]:
         )
     else:
         yield Sentence(
-            "No rank", "ran a microbatch alone, so that the speeds of ranks cannot be told apart."
+            "No rank", "can be told from the others by its speed: none ran a microbatch alone."
         )
 
 

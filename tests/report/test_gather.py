@@ -184,6 +184,24 @@ def test_a_slow_rank_is_a_straggler_and_its_ring_is_not(tmp_path: Path) -> None:
     assert found.ranks[slow].factor == pytest.approx(1.9, rel=0.05)
 
 
+def test_cpu_times_tell_a_slow_rank_that_is_always_in_a_ring(tmp_path: Path) -> None:
+    """By the wall clock its ring is as slow as it is; by its own CPU time it alone is."""
+    made = [plan for plan in plans(8) if all(len(m.ranks) > 1 for m in plan.microbatches)]
+    assert len(made) >= 3
+    walls = report(write_run(tmp_path / "walls", made, slow={2: 1.9})).measured
+    assert walls is not None
+    assert not any(rank.straggler for rank in walls.ranks)
+    found = report(write_run(tmp_path / "cpu", made, slow={2: 1.9}, cpu=True)).measured
+    assert found is not None
+    assert (walls.cpu, found.cpu) == (False, True)
+    assert [rank.rank for rank in found.ranks if rank.straggler] == [2]
+    assert found.ranks[2].factor == pytest.approx(1.9, rel=0.02)
+    assert found.microbatch_scale == pytest.approx(3, rel=0.02)
+    assert found.ranks[2].speed == found.steps[0].least_speed == pytest.approx(1 / 1.9)
+    entries = sum(len(plan.queue(rank)) for plan in made for rank in range(8))
+    assert sum(cell.amount for cell in found.pairs) == entries
+
+
 def test_a_ring_is_timed_by_its_last_rank(tmp_path: Path) -> None:
     """Its ranks that come early measure their wait, too; a prediction begins when all are there."""
     made = [plan for plan in plans(6) if any(len(m.ranks) > 1 for m in plan.microbatches)]

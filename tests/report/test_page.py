@@ -174,6 +174,16 @@ def test_charts_of_a_run_come_with_a_run_alone(run: Report, waves: Report) -> No
     assert "as measured</h3>" not in page(waves)
 
 
+def test_speeds_are_drawn_where_plans_follow_them(run: Report) -> None:
+    assert 'id="speeds"' not in page(run)
+    assert run.measured is not None
+    steps = tuple(replace(step, least_speed=0.5) for step in run.measured.steps)
+    html = page(replace(run, measured=replace(run.measured, steps=steps, cpu=True)))
+    read(html)
+    assert 'id="speeds"' in html
+    assert "that it ran alone" not in html
+
+
 def test_a_report_without_comparison(waves: Report) -> None:
     html = page(replace(waves, compared=None))
     read(html)

@@ -163,6 +163,7 @@ def test_a_step_twice(made: list[StepPlan], tmp_path: Path) -> None:
         (lambda row: row.update(loss=float("nan")), "loss is nan, which is no time"),
         (lambda row: row["ranks"][1].update(step=float("inf")), "ranks[1].step is inf, "),
         (lambda row: row["ranks"][0].update(waited=-1.0), "ranks[0].waited is -1.0, "),
+        (lambda row: row.update(speeds=[float("nan")]), "speeds[0] is nan, "),
     ],
 )
 def test_measurements_that_cannot_be_used(
