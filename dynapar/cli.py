@@ -36,14 +36,17 @@ from dynapar.cli_options import (
     Gate,
     GlobalBatch,
     MaxDegree,
+    Memory,
     ModelName,
     PeerBudget,
     Picture,
     PlansIn,
     PlanSource,
     PlansOut,
+    Recompute,
     SchedulerName,
     Seed,
+    Sharding,
     Shuffle,
     SimulateSource,
     Slow,
@@ -53,6 +56,7 @@ from dynapar.cli_options import (
     SyncChoice,
     WindowKind,
     Windows,
+    budget_request,
     ring_rules,
 )
 from dynapar.cli_report import report
@@ -130,6 +134,9 @@ def plan(
     cluster: ClusterText = None,
     capacity: Capacity = None,
     encoder_capacity: EncoderCapacity = None,
+    memory: Memory = None,
+    recompute: Recompute = None,
+    sharding: Sharding = None,
     sync: SyncChoice = Sync.STEP,
     global_batch: GlobalBatch = None,
     steps: Steps = 1,
@@ -158,13 +165,14 @@ def plan(
         return
     if source is None or cluster is None or global_batch is None:
         raise ConfigError(PLAN_NEEDS)
-    if capacity is None or encoder_capacity is None:
+    if memory is None and (capacity is None or encoder_capacity is None):
         raise ConfigError(PLAN_NEEDS)
     plan_command(
         source,
         cluster=cluster,
         capacity=capacity,
         encoder_capacity=encoder_capacity,
+        budget=budget_request(memory, recompute, sharding),
         sync=sync.value,
         global_batch=global_batch,
         steps=steps,
@@ -186,12 +194,11 @@ def simulate(
     source: SimulateSource,
     cluster: Annotated[str, typer.Option(metavar="NODESxRANKS", help="The ranks, as 8x8.")],
     global_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of a step.")],
-    capacity: Annotated[
-        int, typer.Option(metavar="N", min=1, help="LLM tokens of a rank in a microbatch.")
-    ] = 16_384,
-    encoder_capacity: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Encoder tokens of a rank in a microbatch.")
-    ] = 65_536,
+    capacity: Capacity = None,
+    encoder_capacity: EncoderCapacity = None,
+    memory: Memory = None,
+    recompute: Recompute = None,
+    sharding: Sharding = None,
     sync: SyncChoice = Sync.STEP,
     steps: Steps = 5,
     seed: Seed = 0,
@@ -219,6 +226,7 @@ def simulate(
         cluster=cluster,
         capacity=capacity,
         encoder_capacity=encoder_capacity,
+        budget=budget_request(memory, recompute, sharding),
         sync=sync.value,
         global_batch=global_batch,
         steps=steps,

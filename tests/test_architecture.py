@@ -22,10 +22,11 @@ FLOORS = (
     ("errors", "config"),
     ("shapes", "modelfiles", "families", "catalog", "flops", "cluster", "rings"),
     ("costs", "devices", "meta", "workloads", "memory", "plan"),
-    ("planner", "inspection", "simulate", "control"),
+    ("speeds", "planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
     ("real_counts", "real_lengths", "console"),
     (
+        "memory_command",
         "index_command",
         "plan_command",
         "simulate_command",
@@ -33,8 +34,8 @@ FLOORS = (
         "verify_lengths",
         "order_command",
     ),
-    ("train", "verify", "integrations", "report", "bench", "doctor"),
-    ("cli_options", "cli_lengths", "cli_doctor", "cli_report", "cli", "__main__"),
+    ("train", "verify", "calibrate", "integrations", "report", "bench", "doctor"),
+    ("cli_options", "cli_lengths", "cli_doctor", "cli_report", "cli_calibrate", "cli", "__main__"),
 )
 """The parts of `dynapar`, from the ground up; a part may also import what stands to its left."""
 

@@ -224,6 +224,8 @@ def _nothing_fits(
     )
     least = max(states.held, states.held - states.gathered + states.optimizer_step)
     if least >= budget:
+        if least > states.held:
+            held += f", and the optimizer's step {shown(states.optimizer_step)}"
         hint = (
             'shard them (--sharding full, with --sync microbatch, or "gathered" or "zero1")'
             if model.sharding == "ddp"

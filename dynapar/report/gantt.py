@@ -14,7 +14,7 @@ import numpy as np
 from dynapar.costs import TICKS_PER_SECOND
 from dynapar.errors import ConfigError
 from dynapar.plan import StepPlan
-from dynapar.report.measured import Clocks
+from dynapar.report.clocks import Clocks
 from dynapar.report.model import (
     Box,
     Gantt,
@@ -162,6 +162,7 @@ def _figures(plan: StepPlan, number: int) -> MicrobatchFigures:
         tokens=sum(lengths),
         encoder_tokens=sum(micro.encoder_tokens_per_rank),
         degree=max((len(place.ranks) for place in micro.placements), default=1),
+        recompute=micro.recompute,
         longest_id=table.ids[micro.placements[longest].sample] if lengths else "",
         longest_tokens=max(lengths, default=0),
         seconds=micro.ticks / TICKS_PER_SECOND,

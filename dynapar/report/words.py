@@ -30,6 +30,7 @@ def in_short(report: Report) -> list[Sentence]:
 
 def _what(report: Report) -> Sentence:
     setting, steps = report.settings[0], report.steps
+    budget = f" in a budget of {setting.budget / 1e9:.3g} GB" if setting.budget else ""
     samples = sorted({step.samples for step in steps})
     each = f"{samples[0]:,}" if len(samples) == 1 else f"{samples[0]:,} to {samples[-1]:,}"
     nodes = -(-setting.ranks // setting.ranks_per_node)
@@ -38,7 +39,7 @@ def _what(report: Report) -> Sentence:
         f"of {each} samples and {count(fmean(step.tokens for step in steps))} tokens on average, "
         f"planned for {plural(setting.ranks, 'rank')} ({nodes} x {setting.ranks_per_node}), sync "
         f'"{setting.sync}", capacity {setting.capacity:,} tokens and '
-        f"{setting.encoder_capacity:,} encoder tokens a rank.",
+        f"{setting.encoder_capacity:,} encoder tokens a rank{budget}.",
     )
 
 
@@ -148,7 +149,7 @@ def _measured(measured: Measured) -> Iterator[Sentence]:
         )
     else:
         yield Sentence(
-            "No rank", "ran a microbatch alone, so that the speeds of ranks cannot be told apart."
+            "No rank", "can be told from the others by its speed: none ran a microbatch alone."
         )
 
 
