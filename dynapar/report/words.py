@@ -131,6 +131,12 @@ def _measured(measured: Measured) -> Iterator[Sentence]:
         f"changes no layout, steps stray by {percent(measured.step_error)} and microbatches by "
         f"{percent(measured.microbatch_error)} in the median.",
     )
+    if measured.cpu:
+        yield Sentence(
+            f"{times(measured.microbatch_scale)} times",
+            "its prediction is the CPU time of a rank in the median microbatch. What a step takes "
+            "beyond that is waiting: for other ranks, for cores that ranks share, for the device.",
+        )
     slow = sorted(
         (rank for rank in measured.ranks if rank.straggler), key=lambda rank: -rank.factor
     )

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from dynapar.costs import TICKS_PER_SECOND, Costs
+from dynapar.costs import TICKS_PER_SECOND, Costs, costs_to_json
 from dynapar.plan import StepPlan, plan_digest, plan_to_json
 
-METRICS, PLANS = "metrics.jsonl", "plans.jsonl"
+METRICS, PLANS, COSTS = "metrics.jsonl", "plans.jsonl", "costs.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +127,13 @@ class MetricsWriter:
         _drop_from(folder / PLANS, start)
         self._metrics: IO[str] = (folder / METRICS).open("a", encoding="utf-8")
         self._plans: IO[str] = (folder / PLANS).open("a", encoding="utf-8")
+        self._costs: Path | None = folder / COSTS
 
     def write(self, record: StepRecord) -> None:
-        """Add a step; it is in the files when this returns."""
+        """Add a step; it is in the files when this returns. The first one brings its costs."""
+        if self._costs is not None:
+            self._costs.write_text(json.dumps(costs_to_json(record.costs)), encoding="utf-8")
+            self._costs = None
         for file, row in (
             (self._plans, plan_to_json(record.plan)),
             (self._metrics, record.to_json()),

@@ -161,6 +161,7 @@ def test_the_scalars_of_a_step() -> None:
         "chosen": "dynamic",
         "frozen": True,
         "nothing": None,
+        "speeds": [1.0, 0.5],
         "degrees": {"1": 5, "2": 1},
         "costs": {"name": "own", "measured": True},
         "homogeneous": {"degree": 2, "makespan": 0.5},
@@ -170,6 +171,7 @@ def test_the_scalars_of_a_step() -> None:
         "loss": 2.0,
         "homogeneous/degree": 2.0,
         "homogeneous/makespan": 0.5,
+        "speeds/min": 0.5,
         "ranks/busy/max": 3.0,
         "ranks/busy/mean": 2.0,
     }
