@@ -45,7 +45,8 @@ def best_homogeneous(problem: Problem, *, rival: int | None = None) -> tuple[int
             and is dealt in one way, to price it. One that ends `NEAR` it is dealt in all ways.
             None: every degree that may be the best is dealt in all ways.
     """
-    floors = {degree: floor(problem, degree) for degree in homogeneous_degrees(problem)}
+    bound = problem.bound()
+    floors = {d: max(bound, floor(problem, d)) for d in homogeneous_degrees(problem)}
     best_degree, best = 0, None
     for degree in sorted(floors, key=lambda d: (floors[d], d)):
         if best is not None and floors[degree] >= best.makespan:

@@ -98,6 +98,39 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
     return search.result(order)
 
 
+def evened(problem: Problem, found: Candidate, bound: int) -> Candidate:
+    """A layout of waves after samples have moved between its microbatches; itself if none has.
+
+    Args:
+        problem: The step, under sync "microbatch".
+        found: Any layout of it.
+        bound: Its lower bound, in ticks.
+    """
+    layout = Layout(*(column.copy() for column in found.layout))
+    changes = refine(
+        layout, REFINED + 2 * len(layout.first), int(bound * (1 + GOOD / 2)), problem.jobs,
+        problem.unit_offsets, problem.unit_tokens, problem.limits, problem.constants,
+    )  # fmt: skip
+    return price(problem, layout) if changes else found
+
+
+def evened_single(problem: Problem, dynamic: Candidate, single: Candidate, bound: int) -> Candidate:
+    """The shorter of `dynamic` and a layout of one degree that evening out has made one of many.
+
+    Args:
+        problem: The step, under sync "microbatch".
+        dynamic: The best dynamic layout so far.
+        single: The best layout of one degree.
+        bound: The lower bound, in ticks.
+    """
+    near = single.makespan <= dynamic.makespan * (1 + CLOSE)
+    best = min(dynamic.makespan, single.makespan)
+    if not near or best <= bound * (1 + GOOD / 2):
+        return dynamic
+    found = evened(problem, single, bound)
+    return found if found.makespan < dynamic.makespan else dynamic
+
+
 class _Search:
     """The best candidate so far, and what to try next."""
 
@@ -132,17 +165,8 @@ class _Search:
 
     def even_out(self) -> bool:
         """Move samples between the microbatches of the best layout; whether it is good now."""
-        problem, best = self.problem, self.best
-        if best is None or best is self.evened or self.good:
-            return self.good
-        layout = Layout(*(column.copy() for column in best.layout))
-        rounds = REFINED + 2 * len(layout.first)
-        goal = int(self.bound * (1 + GOOD / 2))
-        changes = refine(
-            layout, rounds, goal, problem.jobs, problem.unit_offsets, problem.unit_tokens,
-            problem.limits, problem.constants,
-        )  # fmt: skip
-        self.best = self.evened = price(problem, layout) if changes else best
+        if self.best is not None and self.best is not self.evened and not self.good:
+            self.best = self.evened = evened(self.problem, self.best, self.bound)
         return self.good
 
     def fewest(self, order: IntArray, fill: float = 1.0) -> int:
@@ -259,14 +283,14 @@ class _Search:
 
     def _rest(self, way: Way, waves: int, setting: Setting) -> Layout | None:
         problem = self.problem
-        target = self.even(way.order, waves)
-        jobs = self._apart(way.order, waves) if setting.apart else problem.jobs
+        target, jobs, encoder = self.even(way.order, waves), problem.jobs, 0
         if setting.apart:
+            jobs = self._apart(way.order, waves)
             encoder = int(problem.jobs.encoder_ticks[way.order].sum())
-            target -= encoder // (problem.limits.ranks * waves)
-        target = max(target, self.least)
+            encoder //= problem.limits.ranks * waves
+        target = max(target - encoder, self.least)
         if waves == 1:  # the longest sample may rule, not the work
-            target = max(target, self.bound - way.spent)
+            target = max(target, self.bound - way.spent - encoder)
         done, strip = construct(
             way.order, target * setting.percent // 100, setting.width, setting.ride,
             setting.best_fit, False, waves, jobs, problem.limits, problem.constants,
@@ -283,7 +307,8 @@ class _Search:
         jobs = self.problem.jobs
         encoder = max(1, int(jobs.encoder_ticks[order].sum()))
         ranks = self.problem.limits.ranks
-        llm = max(1, int(self.work[order].sum()) - encoder + ranks * waves * self.overhead)
+        llm = int(self.work[order].sum()) - encoder + ranks * waves * self.overhead
+        llm = max(llm, ranks * waves * self.least)
         shadow = (jobs.encoder_ticks * (llm / encoder)).astype(np.int64)
         whole = int(WHOLE * llm / (ranks * waves))
         return without_encoder(jobs, shadow, whole, self.problem.constants)
