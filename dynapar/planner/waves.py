@@ -29,6 +29,10 @@ WHOLE = 0.5
 """Samples of at most this share of a wave stay whole in wide microbatches, as a rule."""
 STEEP = 0.01
 """Peeling ends where it promises a step so much longer."""
+FAR = 1.05
+"""After a setting so far behind the best, the others are left out."""
+STRETCHED = (106, 112, 120)
+"""Longer targets, in percent, for steps that come nowhere near the bound."""
 CLOSE = 0.02
 """A gap from which evening out may end the search."""
 REFINED = 100
@@ -91,9 +95,12 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
     choices = settings(problem)
     for _, waves, way in found[: 3 if few else 1]:
         for setting in choices:
-            search.attempt(way, waves, setting)
+            value = search.attempt(way, waves, setting)
             if search.close and search.even_out():
                 return search.result(order)
+            if not few and search.best is not None and (value or 0) > search.best.makespan * FAR:
+                break
+    search.stretch(found)
     search.even_out()
     return search.result(order)
 
@@ -169,6 +176,19 @@ class _Search:
             self.best = self.evened = evened(self.problem, self.best, self.bound)
         return self.good
 
+    def stretch(self, found: list[tuple[int, int, Way]]) -> None:
+        """Where nothing comes near the bound, try longer waves, in which rings need fewer ranks."""
+        node = min(self.problem.limits.node, self.problem.limits.largest)
+        best = self.best
+        if best is None or best.makespan <= self.bound * (1 + 2 * CLOSE):
+            return
+        for percent in STRETCHED:
+            for _, waves, way in sorted(found, key=lambda entry: (len(entry[2].peeled), entry[1])):
+                if not way.peeled and waves > 1:
+                    apart = bool(len(self.problem.unit_tokens))
+                    self.attempt(way, waves, Setting(percent, node, node, False, apart))
+                    break
+
     def fewest(self, order: IntArray, fill: float = 1.0) -> int:
         """Waves that hold the tokens of these samples, filled to this share."""
         tokens = int(self.problem.jobs.tokens[order].sum())
@@ -218,15 +238,19 @@ class _Search:
             return None
         if self.work[order[0]] + self.overhead <= self.even(order, self.fewest(order)):
             return None
+        jobs, work, width = problem.jobs, self.work, 2
+        if len(problem.unit_tokens):
+            jobs = self._apart(order, self.fewest(order))
+            work, width = work - problem.jobs.encoder_ticks, problem.limits.node
+        width = min(width, problem.limits.node, problem.limits.largest)
         targets, fills = leader_targets(
-            order[:LEADERS], self.work, problem.jobs, problem.limits, problem.constants
+            order[:LEADERS], work, jobs, problem.limits, problem.constants
         )
-        width = min(2, problem.limits.node, problem.limits.largest)
         best, best_fill = None, LEAST_FILL
         for k in np.argsort(-fills, kind="stable")[:2]:
             done, strip = construct(
                 order, int(targets[k]), width, width, True, True, 1,
-                problem.jobs, problem.limits, problem.constants,
+                jobs, problem.limits, problem.constants,
             )  # fmt: skip
             inside = strip.microbatch[order] >= 0
             if not done or not inside.any():
