@@ -31,6 +31,8 @@ def in_short(report: Report) -> list[Sentence]:
 def _what(report: Report) -> Sentence:
     setting, steps = report.settings[0], report.steps
     budget = f" in a budget of {setting.budget / 1e9:.3g} GB" if setting.budget else ""
+    media = any(step.encoder_tokens for step in steps)
+    encoded = f" and {setting.encoder_capacity:,} encoder tokens" if media else ""
     samples = sorted({step.samples for step in steps})
     each = f"{samples[0]:,}" if len(samples) == 1 else f"{samples[0]:,} to {samples[-1]:,}"
     nodes = -(-setting.ranks // setting.ranks_per_node)
@@ -38,8 +40,7 @@ def _what(report: Report) -> Sentence:
         plural(len(steps), "step"),
         f"of {each} samples and {count(fmean(step.tokens for step in steps))} tokens on average, "
         f"planned for {plural(setting.ranks, 'rank')} ({nodes} x {setting.ranks_per_node}), sync "
-        f'"{setting.sync}", capacity {setting.capacity:,} tokens and '
-        f"{setting.encoder_capacity:,} encoder tokens a rank{budget}.",
+        f'"{setting.sync}", capacity {setting.capacity:,} tokens{encoded} a rank{budget}.',
     )
 
 
