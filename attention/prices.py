@@ -22,13 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .heads import Heads, share_heads
+from .heads import Heads, kv_is_shared, share_heads
 
-BoolArray = NDArray[np.bool_]
-FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 BACKWARD = 2.5
 """FLOPs of attention's backward over those of its forward."""
+
+SUM_BYTES = 4
+"""Of a log-sum-exp, or of a gradient that is yet to be added to others, on the wire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +107,8 @@ def price(layer: Layer, links: Links, *, share: int, stages: Sequence[Sequence[i
     busiest = max(h.q_heads for h in heads)
     flops = links.flops * rows / (rows + links.half_rate_tokens) if rows else links.flops
     block = 4 * layer.pairs * share * busiest * layer.head_dim / flops / groups
-    number = layer.head_dim * layer.itemsize
     most_kv = max(h.kv_heads for h in heads)
-    fetched = 2 * layer.needed * rows * most_kv * number
+    fetched = layer.needed * rows * (2 * most_kv * layer.head_dim * layer.itemsize)
     wires = [_stage_seconds(nodes, rounds, fetched, links) for rounds in stages]
     computing = [block * count for count in (1, *map(len, stages))]
     forward = _overlapped(computing, [*wires, 0.0])
@@ -116,20 +117,13 @@ def price(layer: Layer, links: Links, *, share: int, stages: Sequence[Sequence[i
         [*(BACKWARD * x for x in computing), 0.0],
         [a + b for a, b in zip([*wires, 0.0, 0.0], [0.0, 0.0, *wires], strict=True)],
     )
-    into, back, into_again, back_again = (
-        _trade(nodes, widths, layer.tokens * number, links) for widths in _widths(heads, layer)
-    )
-    traded = into + back + into_again + back_again
-    computed = (1 + BACKWARD) * sum(computing)
+    trades = _widths(heads, layer)
+    traded = math.fsum(_trade(nodes, widths, layer.tokens, links) for widths in trades)
     seconds = forward + backward + traded
-    between = 3 * fetched * (groups - 1)
-    within = (
-        layer.tokens * number * sum(float(_sent(widths).max()) for widths in _widths(heads, layer))
-    )
     return Price(
         seconds=seconds,
-        waiting=seconds - computed,
-        bytes=between + within,
+        waiting=seconds - (1 + BACKWARD) * math.fsum(computing),
+        bytes=3 * fetched * (groups - 1) + layer.tokens * int(np.sum(trades, axis=0).sum(1).max()),
         exchanges=3 * len(stages) + 4 * (share > 1),
     )
 
@@ -146,58 +140,50 @@ def staged_bytes(rows: int, *, kv_heads: int, head_dim: int, itemsize: int) -> i
     return 2 * rows * kv_heads * head_dim * itemsize
 
 
-def _widths(heads: Sequence[Heads], layer: Layer) -> list[FloatArray]:
-    """Heads of a row that each member sends each other: in and back, forward and backward.
+def _widths(heads: Sequence[Heads], layer: Layer) -> list[IntArray]:
+    """Bytes a row that each member sends each other: in and back, forward and backward.
 
-    A row of the log-sum-exp is 4 bytes a head.
+    Integers, so that their sums are the same on every machine.
     """
-    q = np.array([h.q_heads for h in heads], dtype=np.float64)
-    kv = np.array([h.kv_heads for h in heads], dtype=np.float64)
-    lse = 4 / (layer.head_dim * layer.itemsize) * q
-    square = np.ones((len(heads), len(heads)))
+    number = layer.head_dim * layer.itemsize
+    q = np.array([h.q_heads for h in heads], dtype=np.int64)
+    kv = np.array([h.kv_heads for h in heads], dtype=np.int64)
+    lse, others = SUM_BYTES * q, 1 - np.eye(len(heads), dtype=np.int64)
+    gradient = max(SUM_BYTES, layer.itemsize) if kv_is_shared(heads) else layer.itemsize
     # Rows go to those who compute the heads, and results come back from them.
     return [
-        square * (q + 2 * kv),
-        square * (q + lse)[:, None],
-        square * (3 * q + 2 * kv + lse),
-        square * (q + 2 * kv)[:, None],
+        others * (q + 2 * kv) * number,
+        others * (q * number + lse)[:, None],
+        others * ((3 * q + 2 * kv) * number + lse),
+        others * (q * number + 2 * kv * layer.head_dim * gradient)[:, None],
     ]
 
 
-def _sent(widths: FloatArray) -> FloatArray:
-    """What each member sends to all others, in heads a row."""
-    sent: FloatArray = widths.sum(1) - np.diag(widths)
-    return sent
-
-
-def _trade(nodes: NDArray[np.int64], widths: FloatArray, unit: float, links: Links) -> float:
+def _trade(nodes: IntArray, widths: IntArray, tokens: float, links: Links) -> float:
     """Seconds of a trade inside the groups, that of the slowest member.
 
     Args:
         nodes: (groups, share), of each member.
-        widths: (share, share), heads a row that one member sends another.
-        unit: Bytes of a head of a member's rows.
+        widths: (share, share), bytes a row that one member sends another.
+        tokens: Rows of a member.
         links: What moving costs.
     """
     share = nodes.shape[1]
     if share == 1:
         return 0.0
-    others = ~np.eye(share, dtype=bool)
     across = nodes[:, :, None] != nodes[:, None, :]
     slowest = 0.0
     for kind, rate in (
-        (across & others, links.bytes_per_s_across),
-        (~across & others, links.bytes_per_s_in_node),
+        (across, links.bytes_per_s_across),
+        (~across, links.bytes_per_s_in_node),
     ):
-        moved = np.where(kind, widths, 0.0)
-        most = max(float(moved.sum(1).max()), float(moved.sum(2).max()))
-        slowest = max(slowest, most * unit / rate)
+        moved = np.where(kind, widths, 0)
+        most = max(int(moved.sum(1).max()), int(moved.sum(2).max()))
+        slowest = max(slowest, most * tokens / rate)
     return slowest + links.latency
 
 
-def _stage_seconds(
-    nodes: NDArray[np.int64], rounds: Sequence[int], size: float, links: Links
-) -> float:
+def _stage_seconds(nodes: IntArray, rounds: Sequence[int], size: float, links: Links) -> float:
     """Seconds of one stage's messages of `size` bytes each, those of the slowest position."""
     across = np.zeros(nodes.shape, dtype=np.int64)
     for t in rounds:

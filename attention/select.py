@@ -4,7 +4,8 @@
 their owners in stages. `ulysses`: ranks trade rows for heads, each computes some heads over all
 rows, and results go back. `hybrid`: ranks in groups, `ulysses` inside a group and `staged` between
 the groups, which then hold the rows together; the other three are its corner cases. Degree 1 is
-always local. Without figures the choice is staged; with them, what `prices.price` finds cheapest.
+always local. Without figures the choice is staged; with them, what `prices.price` finds cheapest,
+by a margin where it is not staged.
 
 Imports no torch: the planner may ask too.
 """
@@ -20,6 +21,10 @@ from .prices import Layer, Links, price
 SchemeName = Literal["local", "staged", "ulysses", "hybrid"]
 
 SCHEMES: tuple[SchemeName, ...] = ("local", "staged", "ulysses", "hybrid")
+
+MARGIN = 0.05
+"""By how much a scheme that shares heads must be cheaper than staged to be chosen: no GPU has
+confirmed the prices, and they leave out copies and launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,9 @@ def select(
         stages: Exchanges over which the other groups are spread, 1 or more; at most one for each
             is used. None is one for each, which holds as few fetched rows at once as a ring does;
             1 is an all-gather of the needed rows.
-        layer: What one layer computes and moves. With `links` it makes "auto" the cheapest scheme;
-            among equals staged, then ulysses, then the smallest groups. Without, auto is staged.
+        layer: What one layer computes and moves. With `links` it makes "auto" the cheapest scheme,
+            but staged if no other is cheaper by `MARGIN`; among equals ulysses, then the smallest
+            groups. Without, auto is staged.
         links: What computing and moving cost on the ring's ranks.
 
     Raises:
@@ -91,7 +97,12 @@ def select(
             f"links; expected the positions of a group, one of {shares}, or figures by which to "
             "choose: give share, or use 'auto'"
         )
-    return min(schemes, key=lambda s: price(layer, links, share=s.share, stages=s.stages).seconds)
+
+    def seconds(scheme: Scheme) -> float:
+        found = price(layer, links, share=scheme.share, stages=scheme.stages).seconds
+        return found if scheme.share == 1 else found * (1 + MARGIN)
+
+    return min(schemes, key=seconds)
 
 
 def _shares(degree: int, name: str, share: int | None) -> list[int]:

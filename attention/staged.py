@@ -10,6 +10,9 @@ All ranks of a ring issue the same exchanges in the same order: rows of stage 0,
 i + 1 (and in backward the gradients of stage i) for each i. Keys and values travel in the dtype of
 the input, their gradients in the one that the kernel gives.
 
+Where positions share heads (`ulysses`), the members of a group hold the rows of all their shards
+for some heads: what is called a shard here is the group's, and messages go between counterparts.
+
 Shape suffixes: T query rows of this shard, which are its key rows too, S key rows of a source, N
 query heads, G key/value heads, H head dimension; 2 stands for keys and values.
 """

@@ -17,6 +17,7 @@ from typing import Annotated, Protocol, cast
 import typer
 
 import dynapar
+from dynapar.cli_bench import bench
 from dynapar.cli_doctor import check_order, doctor
 from dynapar.cli_lengths import inspect, verify_lengths
 from dynapar.cli_options import (
@@ -249,6 +250,7 @@ def simulate(
 app.command()(inspect)
 app.command()(verify_lengths)
 app.command()(report)
+app.add_typer(bench, name="bench")
 
 
 @app.command()

@@ -35,7 +35,16 @@ FLOORS = (
         "order_command",
     ),
     ("train", "verify", "calibrate", "integrations", "report", "bench", "doctor"),
-    ("cli_options", "cli_lengths", "cli_doctor", "cli_report", "cli_calibrate", "cli", "__main__"),
+    (
+        "cli_options",
+        "cli_lengths",
+        "cli_bench",
+        "cli_doctor",
+        "cli_report",
+        "cli_calibrate",
+        "cli",
+        "__main__",
+    ),
 )
 """The parts of `dynapar`, from the ground up; a part may also import what stands to its left."""
 

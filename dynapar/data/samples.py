@@ -53,8 +53,5 @@ class LoadedSample:
     tree: tuple[tuple[int, int], ...] = ()
     """For a sample whose branches share what comes before them: (tokens, parent) of each node, as
     of `attention.trees.tree`. Empty for a sample of one branch."""
-    more_targets: Tensor | None = None
-    """(2, m) int64, of a tree: rows that have a target in more branches than one, and these further
-    targets; None is none."""
     stub: str = ""
     """Why the sample could not be loaded; its targets are then all IGNORE. Empty when it was."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +24,14 @@ from dynapar.doctor.versions import check_versions, installed
 from dynapar.errors import CheckFailedError, DynaparError
 
 MARKS: Mapping[Status, str] = MappingProxyType({"ok": "ok", "warn": "WARN", "fail": "FAIL"})
+
+SLOW: Mapping[str, str] = MappingProxyType(
+    {
+        "planner": "(the first time it is compiled, for a minute)",
+        "attention at degree 2": "(starting two ranks)",
+    }
+)
+"""What people wait for, so that they are told."""
 
 BROKEN = (ImportError, OSError, RuntimeError, DynaparError)
 """What loading or running a broken installation raises."""
@@ -125,6 +134,7 @@ def _attend_on_gpu(check: str) -> Finding:
 
 
 def _attempt(check: str, run: Callable[[str], Finding]) -> Finding:
+    print(f"checking {check} {SLOW.get(check, '')}".rstrip(), file=sys.stderr, flush=True)
     try:
         return run(check)
     except BROKEN as error:

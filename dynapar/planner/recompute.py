@@ -4,8 +4,9 @@ A policy that keeps less makes a microbatch longer and lets a rank hold more tok
 samples need fewer ranks. Which of the two ends a step sooner depends on the step. So the step is
 planned with the capacities of every policy that the budget allows, once under that policy's costs
 and once under those of keeping everything, as if all microbatches had them; then each microbatch
-takes the cheapest policy under which its ranks' bytes fit, and the step is timed anew. The shortest
-plan is taken.
+takes the cheapest policy under which its ranks' bytes fit, those that recompute only because they
+hold too much at once are split where that saves time (`recompute_split`), and the step is timed
+anew. The shortest plan is taken.
 
 That no layout is lost by the last part: in a fixed global order a microbatch that becomes shorter
 delays no other (starts are maxima of sums), so a relaxed plan is never longer than the plan that it
@@ -28,12 +29,13 @@ from dynapar.memory.budget import shown
 from dynapar.memory.limits import MemoryLimits, PolicyLimits
 from dynapar.memory.policies import POLICIES
 from dynapar.meta import IntArray, SampleTable
-from dynapar.packing.ticks import Loads, queue_starts, wave_parts
+from dynapar.packing.ticks import Layout, Loads, queue_starts, wave_parts
 from dynapar.plan import StepPlan
-from dynapar.plan.columns import offsets_of, owners
+from dynapar.plan.columns import PlanColumns, offsets_of, owners, positions, queues_in_order
 from dynapar.plan.pricing import policy_costs, price_layout
 from dynapar.planner.config import PlannerConfig
 from dynapar.planner.problem import Problem, make_problem
+from dynapar.planner.recompute_split import split
 
 
 class PlanUnder(Protocol):
@@ -212,18 +214,11 @@ def relaxed(plan: StepPlan, *, memory: MemoryLimits, costs: Costs, bound: int) -
         costs: Of microbatches that keep everything.
         bound: Of the makespan of all plans within the budget, in ticks.
     """
-    columns = plan.columns
+    columns, node = plan.columns, plan.ranks_per_node
     policies = cheapest(columns.rank_offsets, columns.tokens, columns.encoder_tokens, memory)
     layout = plan.layout()
-    loads = price_layout(
-        layout,
-        plan.samples,
-        costs,
-        ranks_per_node=plan.ranks_per_node,
-        recompute=policies,
-        memory=memory,
-    )
-    constants = coefficients(costs, ranks_per_node=plan.ranks_per_node)
+    loads = _priced(layout, plan, costs, policies, memory)
+    constants = coefficients(costs, ranks_per_node=node)
     waves = columns.waves
     if plan.sync == "microbatch":
         parts = wave_parts(layout, loads, len(waves), constants)
@@ -231,6 +226,15 @@ def relaxed(plan: StepPlan, *, memory: MemoryLimits, costs: Costs, bound: int) -
         waves = np.column_stack((ends[:-1], parts))
         starts, makespan = ends[:-1][layout.wave], int(ends[-1])
     else:
+        if not plan.equal_counts:
+            split_up, policies = split(
+                layout, policies, loads, samples=plan.samples, memory=memory, costs=costs,
+                ranks_per_node=node,
+            )  # fmt: skip
+            if split_up is not layout:
+                layout, columns = split_up, _regrouped(columns, split_up, plan)
+                loads = _priced(layout, plan, costs, policies, memory)
+                columns = replace(columns, tokens=loads.tokens, encoder_tokens=loads.encoder_tokens)
         starts, makespan = queue_starts(layout, loads.ticks, plan.ranks)
     return replace(
         plan,
@@ -249,6 +253,44 @@ def relaxed(plan: StepPlan, *, memory: MemoryLimits, costs: Costs, bound: int) -
         lower_bound=bound,
         homogeneous_makespan=max(int(makespan), plan.homogeneous_makespan),
         optimal=int(makespan) <= bound,
+    )
+
+
+def _priced(
+    layout: Layout, plan: StepPlan, costs: Costs, policies: IntArray, memory: MemoryLimits
+) -> Loads:
+    return price_layout(
+        layout,
+        plan.samples,
+        costs,
+        ranks_per_node=plan.ranks_per_node,
+        recompute=policies,
+        memory=memory,
+    )
+
+
+def _regrouped(columns: PlanColumns, layout: Layout, plan: StepPlan) -> PlanColumns:
+    """Columns of the same samples on the same ranks, in the microbatches of a split layout."""
+    rank_offsets = offsets_of(layout.width)
+    ranks = np.repeat(layout.first, layout.width) + positions(rank_offsets)
+    share_offsets = offsets_of(layout.sample_degree[layout.order])
+    share_first = np.repeat(layout.sample_first[layout.order], np.diff(share_offsets))
+    units = plan.samples.unit_offsets
+    unit_offsets = offsets_of(np.diff(units)[layout.order])
+    unit_first = np.repeat(units[layout.order], np.diff(unit_offsets))
+    queue_offsets, queue = queues_in_order(rank_offsets, ranks, plan.ranks)
+    return replace(
+        columns,
+        rank_offsets=rank_offsets,
+        ranks=ranks,
+        sample_offsets=layout.offsets,
+        sample_rows=layout.order,
+        share_offsets=share_offsets,
+        share_ranks=share_first + positions(share_offsets),
+        unit_offsets=unit_offsets,
+        unit_ranks=layout.unit_rank[unit_first + positions(unit_offsets)],
+        queue_offsets=queue_offsets,
+        queue=queue,
     )
 
 

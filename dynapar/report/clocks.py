@@ -34,6 +34,8 @@ class Clocks:
     """For each rank, what its own part of each of them was to take; empty where `busy` is."""
     speeds: tuple[float, ...] = ()
     """For each rank, the speed that the step was planned with; empty where none was followed."""
+    paced_makespan: float = 0.0
+    """The plan's makespan on ranks of these speeds; 0 where it is not known."""
 
 
 def read_clocks(row: Mapping[str, Json], where: str) -> Clocks:
@@ -74,6 +76,7 @@ def read_clocks(row: Mapping[str, Json], where: str) -> Clocks:
         busy=lists("microbatches_busy") if apart else (),
         predicted=lists("predicted") if apart else (),
         speeds=_numbers(row, "speeds", where, "") if "speeds" in row else (),
+        paced_makespan=(_number(row, "paced_makespan", where) if "paced_makespan" in row else 0.0),
     )
 
 
@@ -140,6 +143,7 @@ def _named(clocks: Clocks) -> Iterator[tuple[str, float]]:
     yield "seconds", clocks.seconds
     yield "loss", clocks.loss
     yield "gradient_norm", clocks.gradient_norm
+    yield "paced_makespan", clocks.paced_makespan
     for name, values in (("step", clocks.steps), ("waited", clocks.waited)):
         yield from ((f"ranks[{rank}].{name}", value) for rank, value in enumerate(values))
     for name, rows in (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 
 from dynapar.report.draw_steps import Curve, pointers, series, step_axis, values_tip
-from dynapar.report.model import Measured, PlannedStep
+from dynapar.report.model import Measured
 from dynapar.report.plot import (
     Axis,
     dot,
@@ -32,9 +31,9 @@ _SECONDS = [
 ]
 
 
-def run_figures(measured: Measured, planned: Sequence[PlannedStep]) -> list[str]:
+def run_figures(measured: Measured) -> list[str]:
     """The charts of what was measured."""
-    found = [_steps(measured, planned)]
+    found = [_steps(measured)]
     if measured.pairs:
         found.append(_pairs(measured))
     found += [*pairs([_throughput(measured), _loss(measured)]), _ranks(measured)]
@@ -62,9 +61,9 @@ def _timed(measured: Measured) -> str:
     )
 
 
-def _steps(measured: Measured, planned: Sequence[PlannedStep]) -> str:
+def _steps(measured: Measured) -> str:
     steps = [step.step for step in measured.steps]
-    predicted = {step.step: step.makespan for step in planned}
+    predicted = {step.step: step.predicted for step in measured.steps}
     curves = [
         Curve(
             kind="l-bound",

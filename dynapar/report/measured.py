@@ -106,7 +106,8 @@ class MeasuredBuilder:
     def add(self, plan: StepPlan, clocks: Clocks) -> None:
         """Add a step whose measurements fit its plan."""
         totals = [sum(times) for times in clocks.microbatches]
-        makespan, planned = max(totals), plan.makespan / TICKS_PER_SECOND
+        makespan = max(totals)
+        predicted = clocks.paced_makespan or plan.makespan / TICKS_PER_SECOND
         self._ranks = max(self._ranks, plan.ranks)
         self._last[int(np.argmax(totals))] += 1
         self._speeds = clocks.speeds
@@ -118,7 +119,8 @@ class MeasuredBuilder:
                 makespan=makespan,
                 step_seconds=max(clocks.steps),
                 waited=max(clocks.waited),
-                error=makespan / planned - 1 if planned else 0.0,
+                predicted=predicted,
+                error=makespan / predicted - 1 if predicted else 0.0,
                 loss=clocks.loss,
                 gradient_norm=clocks.gradient_norm,
                 least_speed=min(clocks.speeds, default=1.0),

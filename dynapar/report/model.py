@@ -72,6 +72,8 @@ class MeasuredStep:
     """The same with the closing pass."""
     waited: float
     """Longest wait of a rank for the loader."""
+    predicted: float
+    """The plan's makespan, on ranks of the speeds that were followed."""
     error: float
     """Measured makespan over the predicted one, minus 1."""
     loss: float

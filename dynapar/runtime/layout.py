@@ -91,8 +91,6 @@ class ShardLayout:
     """What this rank encodes, in order."""
     route: Route | None
     """None when no sample of the microbatch has media."""
-    more_targets: Tensor | None = None
-    """(2, m) int64, rows and further targets of theirs; None where no sample has any."""
     recompute: Policy = "none"
     """What the layers keep for backward; the same on all ranks."""
 
@@ -103,7 +101,6 @@ class ShardLayout:
             input_ids=self.input_ids.to(device),
             kinds=self.kinds.to(device),
             targets=self.targets.to(device),
-            more_targets=None if self.more_targets is None else self.more_targets.to(device),
             positions=self.positions.to(device),
             units=tuple(Unit(unit.grid, unit.patches.to(device)) for unit in self.units),
             route=self.route and self.route.to(device),
@@ -174,28 +171,8 @@ def lay_out(
         plans=plans,
         units=tuple(_units(placements, batch, rank)),
         route=_route(placements, batch, starts, plan, at, here),
-        more_targets=_more_targets(batch, starts, plan, here),
         recompute=microbatch.recompute,
     )
-
-
-def _more_targets(
-    batch: Sequence[LoadedSample], starts: Sequence[int], plan: AttentionPlan, here: int
-) -> Tensor | None:
-    """Those whose rows this position owns, by rows of its shard."""
-    parts = [
-        sample.more_targets + torch.tensor([[start], [0]])
-        for sample, start in zip(batch, starts[:-1], strict=True)
-        if sample.more_targets is not None
-    ]
-    if not parts:
-        return None
-    rows, targets = torch.cat(parts, 1)
-    index = torch.from_numpy(plan.index(here))
-    place = torch.full((starts[-1],), -1)
-    place[index] = torch.arange(len(index))
-    mine = place[rows] >= 0
-    return torch.stack([place[rows][mine], targets[mine]])
 
 
 def _units(

@@ -15,9 +15,7 @@ Head = Callable[[Tensor], Tensor]
 """(n, width) hidden states -> (n, vocabulary) logits."""
 
 
-def token_loss_sum(
-    hidden: Tensor, targets: Tensor, *, head: Head, chunk: int, more: Tensor | None = None
-) -> Tensor:
+def token_loss_sum(hidden: Tensor, targets: Tensor, *, head: Head, chunk: int) -> Tensor:
     """Cross-entropy summed over the tokens that have a target.
 
     The logits of `chunk` tokens exist at a time, forward and backward: backward recomputes them.
@@ -29,7 +27,6 @@ def token_loss_sum(
         targets: (n,) int64, IGNORE where a token has no loss.
         head: The output projection.
         chunk: Tokens at a time, 1 or more.
-        more: (2, m) int64, rows and further targets of theirs.
 
     Returns:
         Scalar, float32 (float64 for float64 hidden states).
@@ -37,12 +34,9 @@ def token_loss_sum(
     loss = head(hidden[:0]).sum()
     loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
     wanted = (targets != IGNORE).nonzero()[:, 0]
-    targets = targets[wanted]
-    if more is not None:
-        wanted, targets = torch.cat([wanted, more[0]]), torch.cat([targets, more[1]])
     if len(wanted) == 0:
         return loss
-    hidden = hidden[wanted]
+    hidden, targets = hidden[wanted], targets[wanted]
     for part, part_targets in zip(hidden.split(chunk), targets.split(chunk), strict=True):
         loss = loss + checkpoint(_chunk_loss, part, part_targets, head, use_reentrant=False)
     return loss

@@ -82,11 +82,7 @@ class MicrobatchModule(nn.Module):
             embeds = embeds.index_copy(0, shard.route.places, rows)
         hidden = self.adapter.hidden(embeds, shard.positions, bound)
         return token_loss_sum(
-            hidden,
-            shard.targets,
-            head=self.adapter.logits,
-            chunk=self.loss_chunk,
-            more=shard.more_targets,
+            hidden, shard.targets, head=self.adapter.logits, chunk=self.loss_chunk
         )
 
     def _encode(self, shard: ShardLayout, embeds: Tensor) -> Tensor:

@@ -105,6 +105,7 @@ def with_cpu(
         entry["microbatches_busy"] = [
             pace * due * stray for due, stray in zip(entry["predicted"], noise, strict=True)
         ]
+    row["paced_makespan"] = 1.5e-6 * plan.makespan
     row["speeds"] = [1 / (slow or {}).get(rank, 1.0) for rank in range(plan.ranks)]
     return row
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 
 from dynapar.cluster import Cluster
 from dynapar.costs import coefficients, load_costs
+from dynapar.memory import MemoryLimits, Piece, Policy, PolicyLimits, costs_under
 from dynapar.packing.ticks import sample_ticks, unit_ticks
 from dynapar.plan import Sync
+from dynapar.planner import PlannerConfig, plan_step
 from dynapar.report.gather import Question, gather, spread
 from dynapar.report.mix import _median_and_top
 from dynapar.report.model import Report
@@ -134,6 +137,55 @@ def test_others_are_those_that_simulate_compares(planned: Path) -> None:
     assert static.padding == 0 < padded.padding < 1
 
 
+def test_others_keep_to_the_budget_of_the_plans(tmp_path: Path) -> None:
+    """Each under the one recompute policy, of those that every plan allows, that is shortest."""
+    policies: dict[Policy, int] = {"none": 1300, "full": 4000}
+    memory = MemoryLimits(
+        budget=10**9,
+        policies=tuple(
+            PolicyLimits(
+                policy=policy,
+                pieces=(Piece(0, 10**9 // (2 * tokens), 10**9 // (8 * tokens)),),
+                capacity=tokens,
+                encoder_capacity=4 * tokens,
+            )
+            for policy, tokens in policies.items()
+        ),
+    )
+    made = [
+        plan_step(
+            table(step),
+            step=step,
+            cluster=CLUSTER,
+            costs=load_costs(None),
+            config=replace(config("step"), memory=memory),
+        )
+        for step in range(2)
+    ]
+    found = report(write_plans(tmp_path / "p.jsonl", made)).compared
+    assert found is not None
+    assert found.difference == 0
+    static = found.layouts[1]
+    scenes = {
+        policy: Scene(
+            batches=(table(0), table(1)),
+            cluster=CLUSTER,
+            costs=costs_under(load_costs(None), policy),
+            config=PlannerConfig(capacity=tokens, encoder_capacity=4 * tokens),
+        )
+        for policy, tokens in policies.items()
+    }
+    totals = {}
+    for policy, scene in scenes.items():
+        runs = {run.label: run for run in compare(scene, ("static",)).runs}
+        if "static" in runs:
+            totals[policy] = sum(runs["static"].makespans) / 1e6
+    assert static.recompute == min(totals, key=lambda policy: totals[policy])
+    assert sum(static.makespans) == pytest.approx(min(totals.values()))
+    used = {micro.recompute for plan in made for micro in plan.microbatches}
+    assert set(found.layouts[0].recompute.split(", ")) == used
+
+
 def test_fewer_steps_are_compared_where_asked(planned: Path) -> None:
     some = report(planned, compare=2).compared
     assert some is not None
@@ -197,6 +249,9 @@ def test_cpu_times_tell_a_slow_rank_that_is_always_in_a_ring(tmp_path: Path) -> 
     assert [rank.rank for rank in found.ranks if rank.straggler] == [2]
     assert found.ranks[2].factor == pytest.approx(1.9, rel=0.02)
     assert found.microbatch_scale == pytest.approx(3, rel=0.02)
+    assert [step.predicted for step in found.steps] == [
+        pytest.approx(1.5e-6 * plan.makespan) for plan in made
+    ]
     assert found.ranks[2].speed == found.steps[0].least_speed == pytest.approx(1 / 1.9)
     entries = sum(len(plan.queue(rank)) for plan in made for rank in range(8))
     assert sum(cell.amount for cell in found.pairs) == entries

@@ -180,6 +180,10 @@ def test_speeds_are_drawn_where_plans_follow_them(run: Report) -> None:
     steps = tuple(replace(step, least_speed=0.5) for step in run.measured.steps)
     html = page(replace(run, measured=replace(run.measured, steps=steps, cpu=True)))
     read(html)
+    assert (
+        "5 steps of 5 were dealt for ranks of unequal speed (the slowest at 0.50); makespans, gaps "
+        "and gains are those of equally fast ranks, for which other layouts would be shorter."
+    ) in html
     assert 'id="speeds"' in html
     assert "that it ran alone" not in html
 
