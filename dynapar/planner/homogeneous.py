@@ -42,17 +42,19 @@ def best_homogeneous(problem: Problem, *, rival: int | None = None) -> tuple[int
     Args:
         problem: The step.
         rival: A makespan that is known, in ticks. A degree whose floor is not below it cannot win
-            and is dealt in one way, to price it. None: every degree that may be the best is dealt
-            in all ways.
+            and is dealt in one way, to price it, unless the samples are `FEW`. None: every degree
+            that may be the best is dealt in all ways.
     """
     bound = problem.bound()
     floors = {d: max(bound, floor(problem, d)) for d in homogeneous_degrees(problem)}
     best_degree, best = 0, None
+    few = len(problem.samples) <= FEW
     for degree in sorted(floors, key=lambda d: (floors[d], d)):
         if best is not None and floors[degree] >= best.makespan:
             break
         found = at_degree(problem, degree)
-        if found is not None and (rival is None or floors[degree] < rival):
+        hopeless = rival is not None and floors[degree] >= rival and not few
+        if found is not None and not hopeless and found.makespan > floors[degree]:
             known = [each for each in (rival, best and best.makespan) if each is not None]
             found = sharpened(problem, degree, found, against=min(known, default=None))
         if found is not None and (best is None or found.makespan < best.makespan):
