@@ -3,8 +3,8 @@
 The ranks are gloo processes of one thread on this machine. A turn runs everything once, forward and
 backward, one after the other: the ring (all its ranks at once, between barriers), other rings, and
 on rank 0 alone the same batch as one device computes it. Figures are medians over turns of ratios
-within a turn, so that what slows the machine for a while slows both sides. CPU time counts all
-threads of a process, gloo's among them.
+within a turn, so that what slows the machine for a while slows both sides. CPU time is that of the
+thread that computes; gloo copies messages in threads of its own, which one figure counts too.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class AttentionResult:
     """The same over torch's CPU op called so; None where the op has no such mask."""
     of_degree_1: float | None = None
     """CPU time of the slowest rank over that of degree 1 divided by the degree."""
+    with_transport: float | None = None
+    """The same with the threads that carry the messages."""
     work: float | None = None
     """Largest share of the visible pairs, times the degree; 1 is even."""
     sent: float | None = None
@@ -134,6 +136,9 @@ class _Readings:
     """Of one rank."""
 
     seconds: dict[str, list[float]]
+    """CPU time of the thread that computes, by turn."""
+    process: dict[str, list[float]]
+    """CPU time of all threads."""
     sent: int
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -151,29 +156,28 @@ def measure(case: AttentionCase) -> list[AttentionResult]:
     seconds = readings[0].seconds
     device = seconds[DEVICE]
 
+    def slowest(what: str) -> list[float]:
+        return [max(turn) for turn in zip(*(r.seconds[what] for r in readings), strict=True)]
+
     def result(what: str) -> AttentionResult:
-        slowest = [max(turn) for turn in zip(*(r.seconds[what] for r in readings), strict=True)]
         return AttentionResult(
             what=what,
             degree=case.degree,
-            seconds=statistics.median(slowest),
-            throughput=_ratio(device, slowest) / case.degree,
+            seconds=statistics.median(slowest(what)),
+            throughput=_ratio(device, slowest(what)) / case.degree,
         )
 
-    slowest = [max(turn) for turn in zip(*(r.seconds[OURS] for r in readings), strict=True)]
     needed = _needed_bytes(case)
-    ours = AttentionResult(
-        what=OURS,
-        degree=case.degree,
-        seconds=statistics.median(slowest),
-        throughput=_ratio(device, slowest) / case.degree,
-        of_op=_ratio(seconds[BARE], slowest) / case.degree if BARE in seconds else None,
-        of_degree_1=1 / _ratio(seconds[_ALONE], slowest) * case.degree,
+    all_rows = (case.degree - 1) * sum(case.lengths) * _row_bytes(case)
+    process = [max(turn) for turn in zip(*(r.process[OURS] for r in readings), strict=True)]
+    ours = replace(
+        result(OURS),
+        of_op=_ratio(seconds[BARE], slowest(OURS)) / case.degree if BARE in seconds else None,
+        of_degree_1=_ratio(slowest(OURS), seconds[_ALONE]) * case.degree,
+        with_transport=_ratio(process, readings[0].process[_ALONE]) * case.degree,
         work=max(plan.work) * case.degree / sum(plan.work),
         sent=sum(r.sent for r in readings) / needed if needed else 1.0,
-        ring_sends=(case.degree - 1) * sum(case.lengths) * _row_bytes(case) / needed
-        if needed
-        else 1.0,
+        ring_sends=all_rows / needed if needed else 1.0,
     )
     results = [ours]
     for peer in case.peers if case.degree > 1 else ():
@@ -240,8 +244,8 @@ def _on_rank(rank: int, case: AttentionCase) -> _Readings:
         }
         if op := cpu_op(given):
             alone[BARE] = op
-    seconds = _turns(together, alone, case.turns)
-    return _Readings(seconds=seconds, sent=forward, refused=refused)
+    seconds, process = _turns(together, alone, case.turns)
+    return _Readings(seconds=seconds, process=process, sent=forward, refused=refused)
 
 
 def _ours(case: AttentionCase, transport: Transport, given: Packed) -> Run:
@@ -278,16 +282,21 @@ def _peers(case: AttentionCase, rank: int, given: Packed) -> tuple[dict[str, Run
     return runs, refused
 
 
-def _turns(together: dict[str, Run], alone: dict[str, Run], turns: int) -> dict[str, list[float]]:
-    """CPU seconds by turn; what all ranks run starts at a barrier, and rank 0 ends each turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in (*together, *alone)}
+def _turns(
+    together: dict[str, Run], alone: dict[str, Run], turns: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """CPU seconds by turn, of the thread and of the process; all ranks start at a barrier."""
+    names = (*together, *alone)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    process: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(turns + 1):
         for name, run in (*together.items(), *alone.items()):
             if name in together:
                 dist.barrier()
-            began = time.process_time()
+            began = time.thread_time(), time.process_time()
             run()
             if turn:  # The first one warms up.
-                seconds[name].append(time.process_time() - began)
+                seconds[name].append(time.thread_time() - began[0])
+                process[name].append(time.process_time() - began[1])
         dist.barrier()
-    return seconds
+    return seconds, process
