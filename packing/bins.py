@@ -7,11 +7,12 @@ import numpy as np
 from ._jit import kernel
 from .ticks import (
     Coefficients,
+    FloatArray,
     IntArray,
     Layout,
     cut_tokens,
     latency_ticks,
-    sample_ticks,
+    reach_ticks,
     unit_columns,
 )
 
@@ -67,6 +68,7 @@ def _spread(
     whole: int,
     width: int,
     tokens: IntArray,
+    reach: FloatArray,
     capacity: int,
     costs: Coefficients,
     first: IntArray,
@@ -85,7 +87,7 @@ def _spread(
     for q in range(samples.shape[0]):
         i = samples[q]
         d = width if q < samples.shape[0] - whole else 1
-        linear, attention, exchange = sample_ticks(tokens[i], d, costs)
+        linear, attention, exchange = reach_ticks(tokens[i], reach[i], d, costs)
         first[q], degree[q] = 0, d
         if d == 1:
             first[q] = _lightest(load, held, tokens[i], capacity)
@@ -122,6 +124,7 @@ def _units_of(samples: IntArray, unit_offsets: IntArray) -> IntArray:
 def settle(
     layout: Layout,
     tokens: IntArray,
+    reach: FloatArray,
     unit_offsets: IntArray,
     unit_tokens: IntArray,
     capacity: int,
@@ -140,6 +143,7 @@ def settle(
         layout: `first`, `width`, `offsets`, `order` are read; `order` is sorted within each
             microbatch, longest first; `sample_first`, `sample_degree`, `unit_rank` are written.
         tokens: (n,) LLM tokens.
+        reach: (n,) their reach.
         unit_offsets: (n + 1,) where each sample's encoder units begin.
         unit_tokens: (units,) encoder tokens.
         capacity: LLM tokens that a rank may hold.
@@ -171,7 +175,9 @@ def settle(
             if whole == tried:
                 continue
             tried = whole
-            latency = _spread(samples, whole, width, tokens, capacity, costs, first, degree, load)
+            latency = _spread(
+                samples, whole, width, tokens, reach, capacity, costs, first, degree, load
+            )
             if latency < 0:
                 continue
             before[:] = load
@@ -199,6 +205,7 @@ def settle(
 def place_in_microbatches(
     layout: Layout,
     tokens: IntArray,
+    reach: FloatArray,
     unit_offsets: IntArray,
     unit_tokens: IntArray,
     encoder_capacity: int,
@@ -210,6 +217,7 @@ def place_in_microbatches(
     Args:
         layout: Everything but `unit_rank` is read.
         tokens: (n,) LLM tokens.
+        reach: (n,) their reach.
         unit_offsets: (n + 1,) where each sample's encoder units begin.
         unit_tokens: (units,) encoder tokens.
         encoder_capacity: Encoder tokens that a rank may encode.
@@ -225,10 +233,11 @@ def place_in_microbatches(
         samples = layout.order[layout.offsets[b] : layout.offsets[b + 1]]
         load = np.zeros(layout.width[b], np.int64)
         for i in samples:
-            linear, attention, exchange = sample_ticks(tokens[i], layout.sample_degree[i], costs)
+            degree = layout.sample_degree[i]
+            linear, attention, exchange = reach_ticks(tokens[i], reach[i], degree, costs)
             first = layout.sample_first[i] - layout.first[b]
             if not apart:
-                load[first : first + layout.sample_degree[i]] += linear + attention + exchange
+                load[first : first + degree] += linear + attention + exchange
         units = _units_of(samples, unit_offsets)
         if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
             return b

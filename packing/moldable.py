@@ -11,17 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ._jit import kernel
-from .ticks import Coefficients, IntArray, latency_ticks, sample_ticks, unit_columns
+from .ticks import Coefficients, FloatArray, IntArray, latency_ticks, reach_ticks, unit_columns
 
 NEVER = 1 << 60
 """Later than any time."""
 
 
 class Jobs(NamedTuple):
-    """Samples as the construction sees them, (n,) int64 each."""
+    """Samples as the construction sees them, (n,) int64 each but for `reach`."""
 
     tokens: IntArray
     """LLM tokens."""
+    reach: FloatArray
+    """(n,) float64, see `ticks`."""
     encoder_ticks: IntArray
     """Time of all encoder units, on one rank."""
     unit_ticks: IntArray
@@ -66,14 +68,15 @@ class Limits(NamedTuple):
 
 @kernel
 def describe(
-    tokens: IntArray, unit_offsets: IntArray, unit_tokens: IntArray, costs: Coefficients
-) -> Jobs:
+    tokens: IntArray, reach: FloatArray, unit_offsets: IntArray, unit_tokens: IntArray,
+    costs: Coefficients,
+) -> Jobs:  # fmt: skip
     """Sum up each sample's encoder units, and price each sample at every degree inside a node."""
     n = tokens.shape[0]
     zeros = np.zeros((6, n), np.int64)
     none = np.zeros((n, costs.node + 1), np.int64)
     jobs = Jobs(
-        tokens, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], none, none.copy()
+        tokens, reach, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], none, none.copy()
     )
     ticks = unit_columns(unit_tokens, costs)
     for i in range(n):
@@ -84,7 +87,9 @@ def describe(
             jobs.unit_ticks[i] = max(jobs.unit_ticks[i], ticks[u])
             jobs.unit_size[i] = max(jobs.unit_size[i], unit_tokens[u])
         for degree in range(1, costs.node + 1):
-            jobs.ticks[i, degree] = priced(tokens[i], jobs.encoder_ticks[i], degree, costs)
+            jobs.ticks[i, degree] = priced(
+                tokens[i], reach[i], jobs.encoder_ticks[i], degree, costs
+            )
             jobs.share[i, degree] = shared(tokens[i], degree)
     return jobs
 
@@ -100,10 +105,12 @@ def _reprice(jobs: Jobs, costs: Coefficients) -> Jobs:
     ticks = np.zeros_like(jobs.ticks)
     for i in range(ticks.shape[0]):
         for degree in range(1, ticks.shape[1]):
-            ticks[i, degree] = priced(jobs.tokens[i], jobs.encoder_ticks[i], degree, costs)
+            ticks[i, degree] = priced(
+                jobs.tokens[i], jobs.reach[i], jobs.encoder_ticks[i], degree, costs
+            )
     return Jobs(
-        jobs.tokens, jobs.encoder_ticks, jobs.unit_ticks, jobs.encoder_tokens, jobs.unit_size,
-        jobs.units, jobs.shadow, ticks, jobs.share,
+        jobs.tokens, jobs.reach, jobs.encoder_ticks, jobs.unit_ticks, jobs.encoder_tokens,
+        jobs.unit_size, jobs.units, jobs.shadow, ticks, jobs.share,
     )  # fmt: skip
 
 
@@ -172,9 +179,9 @@ def overhead(degree: int, costs: Coefficients) -> int:
 
 
 @kernel
-def priced(tokens: int, encoder_ticks: int, degree: int, costs: Coefficients) -> int:
+def priced(tokens: int, reach: float, encoder_ticks: int, degree: int, costs: Coefficients) -> int:
     """Ticks that a sample adds to each rank of a microbatch of this degree."""
-    linear, attention, exchange = sample_ticks(tokens, degree, costs)
+    linear, attention, exchange = reach_ticks(tokens, reach, degree, costs)
     return linear + attention + exchange + int(encoder_ticks + degree - 1) // degree
 
 
@@ -183,7 +190,7 @@ def job_ticks(jobs: Jobs, i: int, degree: int, costs: Coefficients) -> int:
     """Ticks that sample i adds to each rank of a microbatch of this degree."""
     if degree < jobs.ticks.shape[1]:
         return int(jobs.ticks[i, degree])
-    return priced(jobs.tokens[i], jobs.encoder_ticks[i], degree, costs)
+    return priced(jobs.tokens[i], jobs.reach[i], jobs.encoder_ticks[i], degree, costs)
 
 
 @kernel
@@ -290,7 +297,7 @@ def work_at_degree(jobs: Jobs, degree: int, limits: Limits, costs: Coefficients)
     """Least rank-ticks of all samples at one degree, with the fixed part of full microbatches."""
     total, tokens = 0, 0
     for i in range(jobs.tokens.shape[0]):
-        linear, attention, exchange = sample_ticks(jobs.tokens[i], degree, costs)
+        linear, attention, exchange = reach_ticks(jobs.tokens[i], jobs.reach[i], degree, costs)
         total += degree * (linear + attention + exchange) + jobs.encoder_ticks[i]
         tokens += jobs.tokens[i]
     return total + tokens // limits.capacity * costs.fixed

@@ -33,7 +33,7 @@ def by_differencing(problem: Problem, order: IntArray, degree: int) -> Candidate
         The layout, every sample at `degree`; None where no deal to waves fits.
     """
     jobs, limits = problem.jobs, problem.limits
-    columns = sample_columns(jobs.tokens, degree, problem.constants).sum(axis=1)
+    columns = sample_columns(jobs.tokens, degree, problem.constants, reach=jobs.reach).sum(axis=1)
     weights = columns + jobs.encoder_ticks // degree
     rings = len(rings_of(problem, degree))
     if not problem.lockstep:
@@ -156,7 +156,8 @@ def lay_out_rings(
         sample_degree=np.full(n, degree, np.int64),
         unit_rank=np.zeros(len(problem.unit_tokens), np.int64),
     )
-    limits, work = problem.limits, (problem.jobs.tokens, problem.unit_offsets, problem.unit_tokens)
+    limits, jobs = problem.limits, problem.jobs
+    work = (jobs.tokens, jobs.reach, problem.unit_offsets, problem.unit_tokens)
     done = settle(
         layout, *work, limits.capacity, limits.encoder_capacity,
         problem.lockstep, False, problem.constants,
