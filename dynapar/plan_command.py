@@ -16,8 +16,7 @@ from dynapar.catalog import load_model_shape
 from dynapar.cluster import Cluster
 from dynapar.console import Advance, Cell, progress, show_json, show_table
 from dynapar.costs import Costs, load_costs
-from dynapar.data.grouped import GroupSampler
-from dynapar.data.sampler import Sampler
+from dynapar.data.grouped import make_sampler, no_prefixes
 from dynapar.errors import CheckFailedError, ConfigError, PlanError, SourceError
 from dynapar.meta import SampleTable, read_metadata_jsonl
 from dynapar.plan import PlanFormError, StepPlan, Sync, plan_from_json, plan_to_json, validate
@@ -110,34 +109,25 @@ def batches(request: PlanRequest) -> Iterator[SampleTable]:
     """
     if request.source in WORKLOADS:
         if request.group_by:
-            raise _no_prefixes(request)
+            raise no_prefixes(f"workload {request.source!r}")
         longest = request.cluster.ranks * request.config.capacity
         for step in range(request.steps):
             seed = request.seed + step
             yield draw(request.source, request.global_batch, seed=seed, longest=longest)
         return
     table = read_source(request.source, model=request.model)
-    size, seed, shuffle = request.global_batch, request.seed, request.shuffle
-    if not request.group_by:
-        sampler = Sampler(len(table), global_batch=size, seed=seed, shuffle=shuffle)
-        for step in range(request.steps):
-            yield table.draw(sampler.rows(step))
-        return
-    if table.prefixes is None:
-        raise _no_prefixes(request)
-    names = table.prefixes.ids
-    groups = GroupSampler(names, global_batch=size, seed=seed, shuffle=shuffle)
-    for step in range(request.steps):
-        samples = table.draw(groups.rows(step))
-        yield group_by_prefix(samples, cluster=request.cluster, config=request.config)
-
-
-def _no_prefixes(request: PlanRequest) -> ConfigError:
-    return ConfigError(
-        f"--group-by prefix: {request.source} says of no sample what prefix it shares; expected a "
-        f'metadata file or its index with "prefix": {{"id": ..., "tokens": ...}} in some lines. '
-        f"Add them, or leave --group-by out"
+    sampler = make_sampler(
+        table,
+        group_by=request.group_by,
+        global_batch=request.global_batch,
+        seed=request.seed,
+        shuffle=request.shuffle,
     )
+    for step in range(request.steps):
+        samples = table.draw(sampler.rows(step))
+        if request.group_by:
+            samples = group_by_prefix(samples, cluster=request.cluster, config=request.config)
+        yield samples
 
 
 def plan_steps(request: PlanRequest) -> Iterator[StepPlan]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from dynapar.data.sampler import IntArray, Sampler
 from dynapar.errors import CheckpointError, ConfigError
+from dynapar.meta import SampleTable
 
 
 class GroupSampler:
@@ -113,6 +114,49 @@ class GroupSampler:
             taken = int(np.searchsorted(held, self.global_batch, side="right"))
             self._begins.append(begin + taken)
         return self._begins[step - self._step]
+
+
+def make_sampler(
+    table: SampleTable,
+    *,
+    group_by: str | None,
+    global_batch: int,
+    seed: int,
+    block: int = 1,
+    shuffle: bool = True,
+) -> Sampler | GroupSampler:
+    """The order of a source's samples, or of its groups.
+
+    Args:
+        table: The source.
+        group_by: "prefix" for groups; None for samples.
+        global_batch: Samples of a step, or the most of them.
+        seed: As of `Sampler`.
+        block: As of `Sampler`.
+        shuffle: As of `Sampler`.
+
+    Raises:
+        ConfigError: Groups are asked for, and the source says nothing of prefixes; or a number is
+            out of range.
+    """
+    if group_by is None:
+        return Sampler(
+            len(table), global_batch=global_batch, seed=seed, block=block, shuffle=shuffle
+        )
+    if table.prefixes is None:
+        raise no_prefixes("the source")
+    names = table.prefixes.ids
+    return GroupSampler(names, global_batch=global_batch, seed=seed, block=block, shuffle=shuffle)
+
+
+def no_prefixes(source: str) -> ConfigError:
+    """The error where samples are to be grouped that share nothing."""
+    return ConfigError(
+        f"samples are to be grouped by prefix, and {source} says of none what prefix it shares; "
+        f'expected "prefix": {{"id": ..., "tokens": ...}} in some lines of a metadata file, or '
+        f'"prefix": ID in some conversations and an index made of them since. Add them, or leave '
+        f"group_by out"
+    )
 
 
 def _groups(prefixes: Sequence[str], most: int) -> list[list[int]]:

@@ -35,7 +35,8 @@ def join_members(
     whole = [member for member in members if not member.stub]
     first = whole[0] if whole else members[0]
     for other in whole[1:]:
-        _check_alike(first, other, prefix_tokens)
+        if fault := prefix_fault(first, other, prefix_tokens):
+            raise SampleError(fault)
     media = _shared_media(first.media, prefix_units)
     units = {
         unit: patches
@@ -66,17 +67,19 @@ def join_members(
     )
 
 
-def _check_alike(first: LoadedSample, other: LoadedSample, tokens: int) -> None:
+def prefix_fault(first: LoadedSample, other: LoadedSample, tokens: int) -> str:
+    """Why two samples do not share their first so many tokens; empty where they do."""
     for what in ("input_ids", "kinds", "positions"):
         one, two = getattr(first, what)[..., :tokens], getattr(other, what)[..., :tokens]
         if not torch.equal(one, two):
             place = int((one != two).reshape(-1, tokens).any(0).nonzero()[0])
-            raise SampleError(
+            return (
                 f"samples {first.id!r} and {other.id!r} share a prefix of {tokens} tokens, and "
                 f"their {what} differ at token {place}: {one[..., place].tolist()} and "
                 f"{two[..., place].tolist()}; expected the same tokens and media. Shorten the "
                 f"prefix, or give one of them another prefix id"
             )
+    return ""
 
 
 def _shared_media(media: Sequence[MediaShape], units: int) -> Sequence[MediaShape]:

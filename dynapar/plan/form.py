@@ -27,6 +27,7 @@ from dynapar.plan.model import StepPlan, Sync
 from dynapar.plan.records import MicroBatch, Parts, Placement, Wave
 from dynapar.plan.schema import MOST, Json, Schema, fault_of, first_difference, form_fault
 from dynapar.plan.treeform import TREE, tree_to_json, trees_from_json
+from dynapar.prefixes import Trees
 from dynapar.rings import RingRules
 
 VERSION, RECOMPUTE_VERSION = 1, 2
@@ -179,8 +180,10 @@ def plan_digest(plan: StepPlan) -> str:
     plan: its name, its shape, its entries as little-endian int64.
     """
     digest = hashlib.sha256(_text({**_head(plan), **_tail(plan)}))
-    trees = plan.samples.trees
-    for part in (plan.samples, *([] if trees is None else [trees]), plan.columns):
+    parts: list[SampleTable | Trees | PlanColumns] = [plan.samples, plan.columns]
+    if plan.samples.trees is not None:
+        parts.append(plan.samples.trees)
+    for part in parts:
         for field in fields(part):
             value = getattr(part, field.name)
             if field.name == "recompute" and version_of(plan) == VERSION:

@@ -126,10 +126,10 @@ class _Rooms:
 
     def fits(self, size: _Size) -> bool:
         """At some degree, by the cuts that the planner counts with."""
-        config, (tokens, *encoder) = self.config, size
+        config, (tokens, encoder_tokens, largest, units) = self.config, size
         return any(
             shared(tokens, degree) <= config.capacity
-            and dealt_tokens(*encoder, degree) <= config.encoder_capacity
+            and dealt_tokens(encoder_tokens, largest, units, degree) <= config.encoder_capacity
             for degree in self.degrees
         )
 

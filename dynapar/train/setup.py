@@ -23,7 +23,13 @@ from dynapar.costs import Costs
 from dynapar.errors import ConfigError, ModelError
 from dynapar.meta import SampleTable
 from dynapar.plan import StepPlan
-from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step, random_plan
+from dynapar.planner import (
+    PlannerConfig,
+    group_by_prefix,
+    homogeneous_plan,
+    plan_step,
+    random_plan,
+)
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.executor import StepExecutor
 from dynapar.runtime.order import OrderLog
@@ -205,7 +211,12 @@ def make_planner(config: RunConfig, *, costs: Costs, ranks: int) -> Planner:
         costs=costs,
         config=planner_config(config),
     )
-    return lambda samples, step: plan(samples, step=step)
+    if config.batch.group_by is None:
+        return lambda samples, step: plan(samples, step=step)
+    group = partial(
+        group_by_prefix, cluster=make_cluster(config, ranks), config=planner_config(config)
+    )
+    return lambda samples, step: plan(group(samples), step=step)
 
 
 def planner_config(config: RunConfig) -> PlannerConfig:
