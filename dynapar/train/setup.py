@@ -211,12 +211,20 @@ def make_planner(config: RunConfig, *, costs: Costs, ranks: int) -> Planner:
         costs=costs,
         config=planner_config(config),
     )
+    return lambda samples, step: plan(group_samples(config, samples, ranks=ranks), step=step)
+
+
+def group_samples(config: RunConfig, samples: SampleTable, *, ranks: int) -> SampleTable:
+    """A step's samples as the configuration groups them.
+
+    Raises:
+        PlanError: A sample of a prefix fits no number of these ranks.
+    """
     if config.batch.group_by is None:
-        return lambda samples, step: plan(samples, step=step)
-    group = partial(
-        group_by_prefix, cluster=make_cluster(config, ranks), config=planner_config(config)
+        return samples
+    return group_by_prefix(
+        samples, cluster=make_cluster(config, ranks), config=planner_config(config)
     )
-    return lambda samples, step: plan(group(samples), step=step)
 
 
 def planner_config(config: RunConfig) -> PlannerConfig:
