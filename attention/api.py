@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from . import staged
+from . import staged, ulysses
 from .calls import Request
 from .kernels import choose
 from .plan import BoundPlan, live_plan
@@ -71,7 +71,9 @@ def _attend(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    return staged.forward(q, k, v, sinks, _setting(q, handle, scale, softcap))
+    setting = _setting(q, handle, scale, softcap)
+    forward = ulysses.forward if setting.plan.scheme.share > 1 else staged.forward
+    return forward(q, k, v, sinks, setting)
 
 
 @_attend.register_fake
@@ -102,7 +104,8 @@ def _attend_backward(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     setting = _setting(q, handle, scale, softcap)
-    dq, dk, dv, dsinks = staged.backward(grad, q, k, v, sinks, out, lse, setting)
+    backward = ulysses.backward if setting.plan.scheme.share > 1 else staged.backward
+    dq, dk, dv, dsinks = backward(grad, q, k, v, sinks, out, lse, setting)
     return dq, dk, dv, q.new_empty(0) if dsinks is None else dsinks
 
 

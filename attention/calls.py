@@ -61,10 +61,6 @@ class Call:
     starts: tuple[Tensor, Tensor] | None = None
     """Of queries and keys: (segments + 1,) int32 where each segment starts, for kernels that take
     segments of any length."""
-    padded: tuple[Tensor, Tensor, Tensor] | None = None
-    """For kernels that take segments of one length, where these differ: the query and the key rows
-    of all segments, each filled up with its last row, and which of these slots are rows of the
-    call; (segments * longest,) int64 twice, and (query rows,) int64."""
 
     @property
     def causal(self) -> bool:
@@ -75,6 +71,11 @@ class Call:
     def full(self) -> bool:
         """Whether every query of a segment sees all its keys."""
         return (self.left, self.right) == (-1, -1)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all segments have as many queries, and as many keys."""
+        return len(set(self.queries)) == len(set(self.keys)) == 1
 
     def to(self, device: torch.device) -> Call:
         """The call with its index tensors on another device."""

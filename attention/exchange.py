@@ -2,6 +2,7 @@
 
 No group is made for a ring: any subset of the group's ranks may exchange, in any order, because the
 group ran one collective at the start (`Transport.warm_up`). Nothing else may run on that group.
+`pooled` does the same over groups that are made once, should a backend not bear this.
 """
 
 from __future__ import annotations
@@ -122,6 +123,14 @@ class Transport:
                 size=token.nbytes,
             )
         dist.all_reduce(token, group=self.group)
+
+    def among(self, ranks: Sequence[int]) -> Transport:
+        """What carries messages between these ranks alone: this transport does, for any.
+
+        Args:
+            ranks: Of the group, this process among them.
+        """
+        return self
 
     def exchange(
         self, sends: Sequence[Message], receives: Sequence[Message], *, operation: str

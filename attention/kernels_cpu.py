@@ -2,25 +2,24 @@
 
 bfloat16 and float16 are raised to float32: the op's own bfloat16 backward is ten times slower. Its
 causal flag is aligned top-left, so it serves square calls alone; other limits become an additive
-mask, in blocks of rows so that masks stay small. Short sequences cost more to launch than to
-compute, so causal ones of like lengths go in one launch, filled up at their ends, where no real
-query looks. It kills the process on empty inputs, which
-`Call` rules out, and gives rows without keys a log-sum-exp of 0, which trimmed tiles rule out.
+mask, in blocks of rows so that masks stay small. It takes no segments of several lengths, so a call
+of these runs it once for each; what is left is that they are cut and joined at once, at the price
+of a few microseconds a segment. It kills the process on empty inputs, which `Call` rules out, and
+gives rows without keys a log-sum-exp of 0, which trimmed tiles rule out.
 
-Shape suffixes: see `calls`.
+Shape suffixes: see `calls`; B segments.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .calls import Call, Request, blocks, call_of, joint_call, visible
-from .merge import take
+from .merge import Rows, take
 from .tiles import Tile
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -30,10 +29,7 @@ BLOCK_ROWS = 512
 """Query rows of one call on a tile that needs a mask."""
 
 SHORT = 256
-"""Tokens up to which a causal sequence may share a launch."""
-
-LAUNCH_PAIRS = 512
-"""Pairs of a square that may be wasted for each launch that is saved; a launch takes longer."""
+"""Query rows up to which a segment is worth copying to share a call with those before it."""
 
 
 class CpuFlash:
@@ -56,14 +52,11 @@ class CpuFlash:
         return torch.float64 if dtype == torch.float64 else torch.float32
 
     def calls(self, tiles: Sequence[Tile]) -> list[Call]:
-        """One call for a full or square causal tile, or for many short ones; others are cut."""
+        """Full and square causal tiles, as many in a call as follow each other; others are cut."""
         parts = [part for tile in tiles for part in _parts(tile)]
-        groups = _alike(_apart(part for part in parts if _short_causal(part)))
-        joined = {part for group in groups for part in group}
-        return [
-            *(_padded_call(group) for group in groups),
-            *(call_of(part) for part in parts if part not in joined),
-        ]
+        plain = sorted(part for part in parts if _window(part) is not None)
+        masked = [part for part in parts if _window(part) is None]
+        return [*(_call(run) for run in _runs(plain)), *(call_of(part) for part in masked)]
 
     def forward(
         self,
@@ -77,18 +70,17 @@ class CpuFlash:
     ) -> tuple[Tensor, Tensor]:
         """out_CNH and lse_CN, both in the dtype of q."""
         assert softcap is None
-        q_rows, k_rows, real = call.padded or (call.q_rows, call.k_rows, None)
-        segments = len(call.queries)
-        out_BNCH, lse_BNC = _forward(
-            _split(take(q_TNH, q_rows), segments),
-            _split(take(k_SGH, k_rows), segments),
-            _split(take(v_SGH, k_rows), segments),
-            0.0,
-            call.causal,
-            attn_mask=_bias(call, q_TNH),
-            scale=scale,
-        )
-        return _joined(out_BNCH, real), _joined(lse_BNC, real)
+        bias, causal = _bias(call, q_TNH), call.causal
+        parts = [
+            _forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+            for q, k, v in zip(
+                _split(q_TNH, call.q_rows, call.queries, call),
+                _split(k_SGH, call.k_rows, call.keys, call),
+                _split(v_SGH, call.k_rows, call.keys, call),
+                strict=True,
+            )
+        ]
+        return _joined([out for out, _ in parts]), _joined([lse for _, lse in parts])
 
     def backward(
         self,
@@ -105,25 +97,20 @@ class CpuFlash:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq_CNH, dk_KGH, dv_KGH in the dtype of q."""
         assert softcap is None
-        q_rows, k_rows, real = call.padded or (call.q_rows, call.k_rows, None)
-        segments = len(call.queries)
-        grad_CNH = take(grad_TNH, q_rows)
-        if real is not None:
-            # Filled-up slots give nothing to anyone.
-            grad_CNH = torch.zeros_like(grad_CNH).index_copy_(0, real, take(grad_TNH, call.q_rows))
-        gradients = _backward(
-            _split(grad_CNH, segments),
-            _split(take(q_TNH, q_rows), segments),
-            _split(take(k_SGH, k_rows), segments),
-            _split(take(v_SGH, k_rows), segments),
-            _split(take(out_TNH, q_rows), segments),
-            _split(take(lse_TN, q_rows), segments),
-            0.0,
-            call.causal,
-            attn_mask=_bias(call, q_TNH),
-            scale=scale,
-        )
-        dq_CNH, dk_KGH, dv_KGH = (_joined(x, real) for x in gradients)
+        bias, causal = _bias(call, q_TNH), call.causal
+        parts = [
+            _backward(grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+            for grad, q, k, v, out, lse in zip(
+                _split(grad_TNH, call.q_rows, call.queries, call),
+                _split(q_TNH, call.q_rows, call.queries, call),
+                _split(k_SGH, call.k_rows, call.keys, call),
+                _split(v_SGH, call.k_rows, call.keys, call),
+                _split(out_TNH, call.q_rows, call.queries, call),
+                _split(lse_TN, call.q_rows, call.queries, call),
+                strict=True,
+            )
+        ]
+        dq_CNH, dk_KGH, dv_KGH = (_joined(x) for x in zip(*parts, strict=True))
         return dq_CNH, dk_KGH, dv_KGH
 
 
@@ -140,58 +127,52 @@ def _parts(tile: Tile) -> list[Tile]:
     return blocks(tile, BLOCK_ROWS)
 
 
-def _short_causal(tile: Tile) -> bool:
-    """Whether a tile is short, square and causal, as any single token is."""
-    square = tile.queries == tile.keys <= SHORT
-    return square and tile.lo == 0 and tile.past_is_whole
+def _window(tile: Tile) -> tuple[int, int] | None:
+    """The window under which the op runs a tile without a mask, or None."""
+    if tile.lo == 0 and tile.past_is_whole and tile.queries == tile.keys:
+        return (-1, 0)  # Also of a single token, which is full too.
+    return (-1, -1) if tile.full else None
 
 
-def _apart(tiles: Iterable[Tile]) -> list[Tile]:
-    """Those that share no query row with another; the rest cannot share a launch."""
-    apart: list[Tile] = []
-    for tile in sorted(tiles):
-        if not apart or apart[-1].query + apart[-1].queries <= tile.query:
-            apart.append(tile)
-    return apart
+def _runs(tiles: list[Tile]) -> list[list[Tile]]:
+    """Cut a sorted list where tiles share query rows, or where copying would cost more than a call.
+
+    Tiles of a run that touch need no copy. Only short ones are taken along across a gap.
+    """
+    runs: list[list[Tile]] = []
+    for tile in tiles:
+        if runs and _follows(runs[-1][-1], tile):
+            runs[-1].append(tile)
+        else:
+            runs.append([tile])
+    return runs
 
 
-def _alike(squares: list[Tile]) -> list[list[Tile]]:
-    """Groups of two or more square tiles whose waste, filled up to the longest, is worth it."""
-    groups: list[list[Tile]] = [[]]
-    pairs = 0
-    for tile in sorted(squares, key=lambda tile: (tile.queries, tile)):
-        alone = tile.queries**2 + LAUNCH_PAIRS
-        if tile.queries**2 * (len(groups[-1]) + 1) > pairs + alone:
-            groups.append([])
-            pairs = 0
-        groups[-1].append(tile)
-        pairs += alone
-    return [group for group in groups if len(group) > 1]
+def _follows(before: Tile, tile: Tile) -> bool:
+    query, key = before.query + before.queries, before.key + before.keys
+    touch = (query, key) == (tile.query, tile.key)
+    short = query <= tile.query and max(before.queries, tile.queries) <= SHORT
+    return (touch or short) and _window(before) == _window(tile)
 
 
-def _padded_call(tiles: list[Tile]) -> Call:
-    call = joint_call(tiles, -1, 0)
-    counts = torch.tensor(call.queries)
-    longest = call.queries[-1]
-    if call.queries[0] == longest:
-        return call
-    slot = torch.arange(longest)
-    last = torch.minimum(slot, counts[:, None] - 1)
-    q_rows = torch.tensor([tile.query for tile in tiles])[:, None] + last
-    k_rows = torch.tensor([tile.key for tile in tiles])[:, None] + last
-    real = (slot < counts[:, None]).flatten().nonzero().flatten()
-    return replace(call, padded=(q_rows.flatten(), k_rows.flatten(), real))
+def _call(run: list[Tile]) -> Call:
+    left, right = _window(run[0]) or run[0].window
+    return joint_call(run, left, right)
 
 
-def _split(x_CN: Tensor, segments: int) -> Tensor:
-    """Rows [C, N, ...] as [segments, N, C / segments, ...]; the op takes strides: no copy."""
-    return x_CN.view(segments, len(x_CN) // segments, *x_CN.shape[1:]).transpose(1, 2)
+def _split(x_TN: Tensor, rows: Rows, counts: tuple[int, ...], call: Call) -> Sequence[Tensor]:
+    """Rows [C, N, ...] as views [B, N, C / B, ...]: one for all segments if these are alike."""
+    x_CN = take(x_TN, rows)
+    if call.alike:
+        return [x_CN.unflatten(0, (len(counts), counts[0])).transpose(1, 2)]
+    split: Sequence[Tensor] = x_CN.transpose(0, 1).unsqueeze(0).split(counts, 2)
+    return split
 
 
-def _joined(x_BNC: Tensor, real: Tensor | None) -> Tensor:
-    """What the op gives, [B, N, C, ...], as the rows of a call."""
-    rows_CN: Tensor = x_BNC.transpose(1, 2).flatten(0, 1)
-    return rows_CN if real is None else rows_CN.index_select(0, real)
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """What the op gives, [B, N, C / B, ...] each, as the rows of a call."""
+    rows = [x_BNC.transpose(1, 2) for x_BNC in parts]
+    return rows[0].flatten(0, 1) if len(rows) == 1 else torch.cat(rows, 1)[0]
 
 
 def _bias(call: Call, q_TNH: Tensor) -> Tensor | None:

@@ -1,7 +1,8 @@
 """torch's own flash attention op for CUDA behind the kernel table; it needs no extra package.
 
-It has not run on a GPU yet: what is tested here is that calls bind to the op's schema and give the
-right shapes, on the meta device, where nothing is computed.
+It has not run on a GPU yet: what is tested here is that calls bind to the op's schema in torch 2.10
+to 2.13, that they give the right shapes on the meta device, and that their arguments mean what the
+mask says, against a stand-in that computes them. `scripts/gpu_check` runs it for real.
 
 Shape suffixes: see `calls`.
 """
@@ -19,6 +20,9 @@ from .kernels_flash2 import limits
 from .merge import take
 from .tiles import Tile
 
+_forward = torch.ops.aten._flash_attention_forward
+_backward = torch.ops.aten._flash_attention_backward
+
 
 class CudaFlash:
     """`aten::_flash_attention_forward` and its backward."""
@@ -29,6 +33,8 @@ class CudaFlash:
         """Why the kernel cannot run this, or None."""
         if reason := limits(request):
             return reason
+        if request.softcap:
+            return "it has no softcap"
         if not torch.backends.cuda.is_flash_attention_available():
             return "this build of torch has no flash attention for CUDA"
         return None
@@ -54,7 +60,7 @@ class CudaFlash:
         """out_CNH in the dtype of q, lse_CN in float32."""
         assert softcap is None
         assert call.starts is not None
-        out_CNH, lse_NC, *_ = torch.ops.aten._flash_attention_forward(
+        out_CNH, lse_NC, *_ = _forward(
             take(q_TNH, call.q_rows).contiguous(),
             take(k_SGH, call.k_rows).contiguous(),
             take(v_SGH, call.k_rows).contiguous(),
@@ -89,7 +95,7 @@ class CudaFlash:
         assert softcap is None
         assert call.starts is not None
         device = q_TNH.device
-        dq_CNH, dk_KGH, dv_KGH = torch.ops.aten._flash_attention_backward(
+        dq_CNH, dk_KGH, dv_KGH = _backward(
             take(grad_TNH, call.q_rows).contiguous(),
             take(q_TNH, call.q_rows).contiguous(),
             take(k_SGH, call.k_rows).contiguous(),

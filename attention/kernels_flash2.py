@@ -1,7 +1,8 @@
 """flash-attn 2 behind the kernel table, by the signatures that its 2.7 and 2.8 releases document.
 
 It has not run on a GPU yet: what is tested here is that calls bind to those signatures and that
-their arguments mean what the mask says, against a stand-in that computes them.
+their arguments mean what the mask says, against a stand-in that computes them. `scripts/gpu_check`
+runs it for real.
 
 Shape suffixes: see `calls`.
 """
@@ -9,6 +10,7 @@ Shape suffixes: see `calls`.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -33,10 +35,10 @@ class Flash2:
         if reason := limits(request):
             return reason
         try:
-            importlib.import_module(MODULE)
+            interface = importlib.import_module(MODULE)
         except ImportError as error:
             return f"flash-attn cannot be imported ({error})"
-        return None
+        return _too_old(interface)
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype itself."""
@@ -57,7 +59,6 @@ class Flash2:
         softcap: float | None,
     ) -> tuple[Tensor, Tensor]:
         """out_CNH in the dtype of q, lse_CN in float32."""
-        assert softcap is None
         assert call.starts is not None
         out_CNH, lse_NC, *_ = _flash_attn()._flash_attn_varlen_forward(
             take(q_TNH, call.q_rows).contiguous(),
@@ -71,6 +72,7 @@ class Flash2:
             call.causal,
             window_size_left=call.left,
             window_size_right=call.right,
+            softcap=softcap or 0.0,
         )
         lse_CN = lse_NC.t()
         # It marks rows without keys by +inf.
@@ -90,7 +92,6 @@ class Flash2:
         softcap: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq_CNH, dk_KGH, dv_KGH in the dtype of q."""
-        assert softcap is None
         assert call.starts is not None
         grad, q, out = (take(x, call.q_rows).contiguous() for x in (grad_TNH, q_TNH, out_TNH))
         k, v = (take(x, call.k_rows).contiguous() for x in (k_SGH, v_SGH))
@@ -113,9 +114,9 @@ class Flash2:
             call.causal,
             call.left,
             call.right,
-            0.0,
+            softcap or 0.0,
             None,
-            False,
+            torch.are_deterministic_algorithms_enabled(),
         )
         return dq, dk, dv
 
@@ -124,13 +125,25 @@ def limits(request: Request) -> str | None:
     """Why no kernel of the flash-attn 2 family can run this, or None."""
     if request.device != "cuda":
         return f"it runs on CUDA, not on {request.device}"
-    if request.softcap:
-        return "its softcap is not connected here"
     if request.dtype not in (torch.float16, torch.bfloat16):
         return f"it has float16 and bfloat16, not {request.dtype}"
     if request.head_dim > 256 or request.head_dim % 8:
         return f"it has head dimensions of 8 to 256 by 8, not {request.head_dim}"
+    if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < (8, 0):
+        return f"it needs compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
     return None
+
+
+def _too_old(interface: ModuleType) -> str | None:
+    """Why an installed flash-attn has other signatures, or None.
+
+    From 2.7 on the functions are operators of torch, which show no signature; what they wrap does.
+    """
+    forward = interface._flash_attn_varlen_forward
+    names = inspect.signature(getattr(forward, "_init_fn", forward)).parameters
+    if "window_size_left" in names and "softcap" in names:
+        return None
+    return f"the installed flash-attn takes {list(names)}; version 2.7 or newer is needed"
 
 
 def _flash_attn() -> ModuleType:

@@ -41,58 +41,88 @@ def add_(x: Tensor, rows: Rows, value: Tensor) -> None:
         x.index_add_(0, rows, value.to(x.dtype))
 
 
-def merge(
-    out_CNH: Tensor, lse_CN: Tensor, part_CNH: Tensor, part_lse_CN: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Combine two partial results over disjoint keys.
+def added(
+    total: Tensor | None, rows: Rows, value: Tensor, *, tokens: int, dtype: torch.dtype
+) -> Tensor:
+    """`total` with a value added to some of its rows, in place where it can.
+
+    Args:
+        total: The sum so far; None is 0, which a value for all rows simply replaces.
+        rows: Where the value's rows are.
+        value: Left to the sum.
+        tokens: Rows of the sum.
+        dtype: Of the sum.
+    """
+    if total is None:
+        if rows == slice(0, tokens):
+            return value.to(dtype).contiguous()
+        total = value.new_zeros(tokens, *value.shape[1:], dtype=dtype)
+    add_(total, rows, value)
+    return total
+
+
+def merge_(out_CNH: Tensor, lse_CN: Tensor, part_CNH: Tensor, part_lse_CN: Tensor) -> None:
+    """Fold a partial result over other keys into one, in place.
 
     Args:
         out_CNH: float32 or float64, the result so far.
         lse_CN: Its log-sum-exp, natural logarithm, of the same dtype.
         part_CNH: The result over other keys, of any floating dtype.
         part_lse_CN: Its log-sum-exp.
-
-    Returns:
-        The output and the log-sum-exp over both, in the dtype of `out_CNH`.
     """
     top_CN = torch.maximum(lse_CN, part_lse_CN)
     # Both -inf: subtracting -inf would give nan, subtracting 0 gives weights of 0.
-    top_CN = top_CN.masked_fill(top_CN == -math.inf, 0.0)
-    old_CN, new_CN = torch.exp(lse_CN - top_CN), torch.exp(part_lse_CN - top_CN)
+    top_CN.masked_fill_(top_CN == -math.inf, 0.0)
+    old_CN, new_CN = (lse_CN - top_CN).exp_(), (part_lse_CN - top_CN).exp_()
     total_CN = old_CN + new_CN
     divisor_CN = total_CN.masked_fill(total_CN == 0, 1.0)
-    kept_CNH = out_CNH * (old_CN / divisor_CN).unsqueeze(-1)
-    both_CNH = torch.addcmul(
-        kept_CNH, part_CNH.to(out_CNH.dtype), (new_CN / divisor_CN).unsqueeze(-1)
-    )
-    return both_CNH, torch.log(total_CN) + top_CN
+    out_CNH.mul_(old_CN.div_(divisor_CN).unsqueeze(-1))
+    out_CNH.addcmul_(part_CNH.to(out_CNH.dtype), new_CN.div_(divisor_CN).unsqueeze(-1))
+    torch.add(total_CN.log_(), top_CN, out=lse_CN)
 
 
-def merge_rows_(
-    out_TNH: Tensor,
-    lse_TN: Tensor,
+def folded(
+    total: tuple[Tensor, Tensor] | None,
     rows: Rows,
-    part_CNH: Tensor,
-    part_lse_CN: Tensor,
+    part: tuple[Tensor, Tensor],
     *,
     first: bool,
-) -> None:
-    """Fold a call's result into the accumulators, in place.
+    tokens: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The result so far with a call's result folded in, in place where it can.
 
     Args:
-        out_TNH: float32 or float64, the results so far.
-        lse_TN: Their log-sum-exp.
+        total: out_TNH and lse_TN; None before the first call of a shard.
         rows: Where the call's rows are.
-        part_CNH: The call's result.
-        part_lse_CN: Its log-sum-exp.
+        part: out_CNH and lse_CN of the call, left to the result.
         first: Whether none of these rows has a result yet, so that copying does.
+        tokens: Rows of the shard.
+        dtype: float32 or float64, of the result.
     """
-    if not first:
-        part_CNH, part_lse_CN = merge(
-            take(out_TNH, rows), take(lse_TN, rows), part_CNH, part_lse_CN
-        )
-    put_(out_TNH, rows, part_CNH)
-    put_(lse_TN, rows, part_lse_CN)
+    part_CNH, part_lse_CN = part
+    if total is None:
+        if rows == slice(0, tokens):
+            return part_CNH.to(dtype).contiguous(), part_lse_CN.to(dtype).contiguous()
+        total = nothing(part_CNH, tokens=tokens, dtype=dtype)
+    out_TNH, lse_TN = total
+    if first:
+        put_(out_TNH, rows, part_CNH)
+        put_(lse_TN, rows, part_lse_CN)
+        return total
+    out_CNH, lse_CN = take(out_TNH, rows), take(lse_TN, rows)
+    merge_(out_CNH, lse_CN, part_CNH, part_lse_CN)
+    if not isinstance(rows, slice):
+        put_(out_TNH, rows, out_CNH)
+        put_(lse_TN, rows, lse_CN)
+    return total
+
+
+def nothing(like_TNH: Tensor, *, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The result of rows that see no key: out_TNH of 0 and lse_TN of -inf."""
+    _, heads, width = like_TNH.shape
+    out_TNH = like_TNH.new_zeros(tokens, heads, width, dtype=dtype)
+    return out_TNH, like_TNH.new_full((tokens, heads), -math.inf, dtype=dtype)
 
 
 def add_sinks_(out_TNH: Tensor, lse_TN: Tensor, sinks_N: Tensor) -> None:

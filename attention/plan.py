@@ -4,80 +4,29 @@ An `AttentionPlan` is made from lengths and masks alone, alike on every rank and
 communication, one for each mask class, and serves all layers of that class. Bound to the ranks of a
 ring it becomes a `BoundPlan`, which is what `attend` takes. Sizes of messages follow from the plan
 at both ends, so none are exchanged.
+
+Under a scheme that shares heads, positions stand in groups (`select`): runs of positions that hold
+their rows together, so that tiles, sources and exchanges are those of groups. Otherwise each
+position is a group of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .bands import Bands, IntArray, check_bands
 from .calls import AttentionError, Call, Kernel
 from .exchange import Exchange
-from .merge import Rows
-from .select import select
-from .shards import Layout, Spans, cut, index
-from .tiles import Tile, TileTable, cut_tiles, fuse, needed_rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionPlan:
-    """What one position does with each source, itself included."""
-
-    tokens: int
-    """Rows of its shard."""
-    tiles: tuple[tuple[Tile, ...], ...]
-    """For each source, the tiles to compute; keys count among the rows fetched from it."""
-    fetch: tuple[int, ...]
-    """For each source, the key rows to fetch; 0 for the position itself."""
-    send: tuple[Rows, ...]
-    """For each position, the rows of this shard that it fetches."""
-    send_rows: tuple[int, ...]
-    """How many these are."""
-    _calls: dict[tuple[str, torch.device], tuple[tuple[Call, ...], ...]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    _send: dict[torch.device, tuple[Rows, ...]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    def calls(
-        self, kernel: Kernel, device: torch.device, order: Sequence[int]
-    ) -> tuple[tuple[Call, ...], ...]:
-        """For each source, the launches of `kernel`; arranged once and kept.
-
-        Args:
-            kernel: Arranges tiles in launches.
-            device: Of the index tensors.
-            order: The sources in the order in which they are computed, this position first.
-        """
-        key = (kernel.name, device)
-        if key not in self._calls:
-            arranged: list[tuple[Call, ...]] = [()] * len(self.tiles)
-            touched = np.zeros(self.tokens, dtype=bool)
-            for source in order:
-                calls = []
-                for call in kernel.calls(self.tiles[source]):
-                    rows = call.q_rows if isinstance(call.q_rows, slice) else call.q_rows.numpy()
-                    first = not touched[rows].any()
-                    touched[rows] = True
-                    calls.append((replace(call, first=True) if first else call).to(device))
-                arranged[source] = tuple(calls)
-            self._calls[key] = tuple(arranged)
-        return self._calls[key]
-
-    def send_on(self, device: torch.device) -> tuple[Rows, ...]:
-        """`send` with its index tensors on a device; moved once and kept."""
-        if device not in self._send:
-            moved = (x if isinstance(x, slice) else x.to(device) for x in self.send)
-            self._send[device] = tuple(moved)
-        return self._send[device]
+from .positions import PositionPlan, member_rows, prepare
+from .select import Scheme, select
+from .shards import Layout, Spans, cut, index, spans_of
+from .tiles import TileTable, cut_tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,12 +40,17 @@ class AttentionPlan:
     tokens: tuple[int, ...]
     """Rows of each position's shard."""
     work: tuple[int, ...]
-    """Visible (query, key) pairs that each position computes."""
+    """Visible (query, key) pairs that each position computes, counting a pair by the share of heads
+    for which it is computed there."""
+    scheme: Scheme
+    """How the ring shares attention."""
     spans: Spans
-    """The shards."""
+    """The shard of each position."""
+    held: Spans
+    """The rows of each group."""
     table: TileTable
-    """The tiles of all positions."""
-    _positions: dict[int, PositionPlan] = field(default_factory=dict, repr=False)
+    """The tiles of all groups."""
+    _groups: dict[int, PositionPlan] = field(default_factory=dict, repr=False)
 
     def index(self, position: int) -> IntArray:
         """Where a position's rows lie in the packed microbatch: its shard is `packed[index]`.
@@ -117,12 +71,14 @@ class AttentionPlan:
         Args:
             position: 0 to degree - 1.
         """
-        if position not in self._positions:
-            self._positions[position] = _prepare(self, position)
-        return self._positions[position]
+        group, share = position // self.scheme.share, self.scheme.share
+        if group not in self._groups:
+            members = member_rows(self.spans, self.held, self.lengths, share=share, group=group)
+            self._groups[group] = prepare(self.table, self.held, members, group)
+        return self._groups[group]
 
     def fetched(self, position: int) -> int:
-        """Key rows that a position fetches from others in a layer's forward."""
+        """Key rows that a position fetches from other groups in a layer's forward."""
         return sum(self.prepare(position).fetch)
 
     def bind(
@@ -138,7 +94,7 @@ class AttentionPlan:
         Args:
             ranks: The transport's rank at each position.
             transport: Carries the ring's messages.
-            stages: Exchanges to spread the other positions over; None is one for each.
+            stages: Exchanges to spread the other groups over; None is as the scheme has it.
             kernel: A name of `kernels.KERNELS`, or "auto".
 
         Raises:
@@ -154,14 +110,14 @@ class AttentionPlan:
                 f"rank {transport.rank} binds a plan of ranks {list(ranks)}; expected to be one of "
                 "them: only the ranks of a microbatch run it"
             )
-        scheme = select(self.degree, stages=stages)
+        scheme = self.scheme if stages is None else self.scheme.in_stages(stages)
         position = list(ranks).index(transport.rank)
         return BoundPlan(
             plan=self,
             position=position,
             ranks=tuple(ranks),
             transport=transport,
-            stages=scheme.stages,
+            scheme=scheme,
             kernel=kernel,
             local=self.prepare(position),
         )
@@ -181,12 +137,11 @@ class BoundPlan:
     ranks: tuple[int, ...]
     """The transport's rank at each position."""
     transport: Exchange
-    stages: tuple[tuple[int, ...], ...]
-    """Rounds of each exchange: in round t, position p fetches from position p - t (mod degree)."""
+    scheme: Scheme
     kernel: str
     """Name of the kernel, or "auto"."""
     local: PositionPlan
-    """What this position does."""
+    """What this position's group does."""
     handle: int = field(default_factory=lambda: next(_handles))
     """Stands for the plan in operators, which take no objects; not used again in this process."""
 
@@ -201,19 +156,44 @@ class BoundPlan:
     @property
     def tokens(self) -> int:
         """Rows of this rank's shard."""
-        return self.local.tokens
+        return self.plan.tokens[self.position]
+
+    @property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """Rounds of each exchange between groups."""
+        return self.scheme.stages
+
+    @property
+    def group(self) -> int:
+        """The number of this position's group."""
+        return self.position // self.scheme.share
+
+    @property
+    def member(self) -> int:
+        """Which member of its group this position is, 0 to share - 1."""
+        return self.position % self.scheme.share
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The transport's rank of each member of this group."""
+        first = self.position - self.member
+        return self.ranks[first : first + self.scheme.share]
+
+    def counterpart(self, group: int) -> int:
+        """The transport's rank of the member of a group that computes the same heads as this."""
+        return self.ranks[group * self.scheme.share + self.member]
 
     def source(self, round_: int) -> int:
-        """The position that this one fetches from in a round."""
-        return (self.position - round_) % self.degree
+        """The group that this one fetches from in a round."""
+        return (self.group - round_) % self.scheme.groups
 
     def user(self, round_: int) -> int:
-        """The position that fetches from this one in a round."""
-        return (self.position + round_) % self.degree
+        """The group that fetches from this one in a round."""
+        return (self.group + round_) % self.scheme.groups
 
     def calls(self, kernel: Kernel, device: torch.device) -> tuple[tuple[Call, ...], ...]:
         """For each source, the launches of `kernel`."""
-        order = [self.source(t) for t in range(self.degree)]
+        order = [self.source(t) for t in range(self.scheme.groups)]
         return self.local.calls(kernel, device, order)
 
 
@@ -245,6 +225,7 @@ def plan_attention(
     positions: Sequence[Sequence[int]] | None = None,
     layout: Layout = "zigzag",
     spans: Spans | None = None,
+    scheme: Scheme | str = "auto",
 ) -> AttentionPlan:
     """Cut a packed microbatch over the positions of a ring, and its masks into tiles.
 
@@ -260,6 +241,7 @@ def plan_attention(
         layout: How chunks go to the positions that share a sequence.
         spans: These very shards, instead of a cut by `positions` and `layout`: those of
             `evenly.cut_evenly`, which all mask classes of a model share.
+        scheme: How the ring shares attention: what `select` gave, or a name for it to look up.
 
     Raises:
         ValueError: Something is impossible, or the bands of a sequence overlap or leave it.
@@ -278,51 +260,30 @@ def plan_attention(
             check_bands(length, mask)
         except ValueError as error:
             raise ValueError(f"bands[{i}]: {error}") from None
-    table = cut_tiles(spans, bands, degree)
-    work = np.zeros(degree, dtype=np.int64)
+    chosen = select(degree, name=scheme) if isinstance(scheme, str) else scheme
+    if chosen.degree != degree:
+        raise ValueError(
+            f"{chosen} is for degree {chosen.degree}; expected one for {degree}, the plan's: "
+            "select the scheme by the microbatch's degree"
+        )
+    share, groups = chosen.share, chosen.groups
+    held = spans if share == 1 else _grouped(spans, share=share, groups=groups)
+    table = cut_tiles(held, bands, groups)
+    work = np.zeros(groups, dtype=np.int64)
     np.add.at(work, table.position, table.work)
     return AttentionPlan(
         lengths=tuple(lengths),
         degree=degree,
         tokens=tuple(spans.tokens.tolist()),
-        work=tuple(work.tolist()),
+        work=tuple(np.repeat(work // share, share).tolist()),
+        scheme=chosen,
         spans=spans,
+        held=held,
         table=table,
     )
 
 
-def _prepare(plan: AttentionPlan, position: int) -> PositionPlan:
-    table = plan.table
-    tiles: list[tuple[Tile, ...]] = []
-    fetch: list[int] = []
-    send: list[Rows] = []
-    for other in range(plan.degree):
-        mine = table.tiles[(table.position == position) & (table.source == other)]
-        if other == position:
-            fetch.append(0)
-            send.append(slice(0, 0))
-        else:
-            needed = needed_rows(mine, plan.tokens[other])
-            # A tile needs all rows of its span, so the span stays contiguous once fetched.
-            fetched = np.cumsum(needed) - 1
-            mine[:, 2] = fetched[mine[:, 2]]
-            fetch.append(int(needed.sum()))
-            theirs = table.tiles[(table.position == other) & (table.source == position)]
-            send.append(_rows(needed_rows(theirs, plan.tokens[position])))
-        tiles.append(tuple(fuse(Tile(*row) for row in mine.tolist())))
-    return PositionPlan(
-        tokens=plan.tokens[position],
-        tiles=tuple(tiles),
-        fetch=tuple(fetch),
-        send=tuple(send),
-        send_rows=tuple(x.stop - x.start if isinstance(x, slice) else len(x) for x in send),
-    )
-
-
-def _rows(needed: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Rows:
-    """The marked rows, as a slice where they touch."""
-    rows: Tensor = torch.from_numpy(np.flatnonzero(needed))
-    if len(rows) == 0:
-        return slice(0, 0)
-    first, last = int(rows[0]), int(rows[-1])
-    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
+def _grouped(spans: Spans, *, share: int, groups: int) -> Spans:
+    """The rows that the members of each group hold together, in pack order."""
+    table = np.stack([spans.position // share, spans.sequence, spans.start, spans.stop])
+    return spans_of(table, groups)

@@ -10,13 +10,15 @@ All ranks of a ring issue the same exchanges in the same order: rows of stage 0,
 i + 1 (and in backward the gradients of stage i) for each i. Keys and values travel in the dtype of
 the input, their gradients in the one that the kernel gives.
 
+Where positions share heads (`ulysses`), the members of a group hold the rows of all their shards
+for some heads: what is called a shard here is the group's, and messages go between counterparts.
+
 Shape suffixes: T query rows of this shard, which are its key rows too, S key rows of a source, N
 query heads, G key/value heads, H head dimension; 2 stands for keys and values.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from .calls import Kernel
 from .exchange import Message, Pending
-from .merge import add_, add_sinks_, merge_rows_, sinks_gradient, take
+from .merge import add_, add_sinks_, added, folded, nothing, sinks_gradient, take
 from .plan import BoundPlan
 
 
@@ -37,6 +39,8 @@ class Setting:
     kernel: Kernel
     scale: float
     softcap: float | None
+    repeats: tuple[int, ...] = ()
+    """How often each key/value head is repeated before a kernel gets it; empty is once each."""
 
 
 @dataclass(slots=True)
@@ -65,23 +69,27 @@ def forward(
     dtype, sums = kernel.compute_dtype(q_TNH.dtype), accumulator(q_TNH.dtype)
     calls = plan.calls(kernel, q_TNH.device)
     q = q_TNH.to(dtype)
-    out_TNH = torch.zeros(q_TNH.shape, dtype=sums, device=q_TNH.device)
-    lse_TN = torch.full(q_TNH.shape[:2], -math.inf, dtype=sums, device=q_TNH.device)
+    total: tuple[Tensor, Tensor] | None = None
 
     def fold(k_SGH: Tensor, v_SGH: Tensor, source: int) -> None:
+        nonlocal total
+        k_SGH, v_SGH = (_repeated(x, setting.repeats) for x in (k_SGH, v_SGH))
         for call in calls[source]:
-            part, part_lse = kernel.forward(
+            part = kernel.forward(
                 q, k_SGH, v_SGH, call, scale=setting.scale, softcap=setting.softcap
             )
-            merge_rows_(out_TNH, lse_TN, call.q_rows, part, part_lse, first=call.first)
+            total = folded(
+                total, call.q_rows, part, first=call.first, tokens=plan.local.tokens, dtype=sums
+            )
 
     ahead = _fetch(plan, k_TGH, v_TGH, 0, "attention forward rows")
-    fold(k_TGH.to(dtype), v_TGH.to(dtype), plan.position)
+    fold(k_TGH.to(dtype), v_TGH.to(dtype), plan.group)
     for stage in range(len(plan.stages)):
         current = ahead
         ahead = _fetch(plan, k_TGH, v_TGH, stage + 1, "attention forward rows")
         for source, k_SGH, v_SGH in current.arrived(dtype):
             fold(k_SGH, v_SGH, source)
+    out_TNH, lse_TN = total or nothing(q_TNH, tokens=plan.local.tokens, dtype=sums)
     if sinks_N is not None:
         add_sinks_(out_TNH, lse_TN, sinks_N)
     return out_TNH.to(q_TNH.dtype), lse_TN
@@ -109,51 +117,84 @@ def backward(
         lse_TN: What forward gave.
         setting: As in forward.
     """
+    given, sums = q_TNH.dtype, accumulator(q_TNH.dtype)
+    dsinks_N = None
+    if sinks_N is not None:
+        dsinks_N = sinks_gradient(grad_TNH.to(sums), out_TNH.to(sums), lse_TN, sinks_N)
+        dsinks_N = dsinks_N.to(sinks_N.dtype)
+    dq, dk, dv = gradients(grad_TNH, q_TNH, k_TGH, v_TGH, out_TNH, lse_TN, setting)
+    return dq.to(given), dk.to(given), dv.to(given), dsinks_N
+
+
+def gradients(
+    grad_TNH: Tensor,
+    q_TNH: Tensor,
+    k_TGH: Tensor,
+    v_TGH: Tensor,
+    out_TNH: Tensor,
+    lse_TN: Tensor,
+    setting: Setting,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of this shard's q, k and v as summed, in float32 or float64; see `backward`."""
     plan, kernel = setting.plan, setting.kernel
-    given, dtype = q_TNH.dtype, kernel.compute_dtype(q_TNH.dtype)
-    sums = accumulator(given)
+    dtype, sums = kernel.compute_dtype(q_TNH.dtype), accumulator(q_TNH.dtype)
     calls = plan.calls(kernel, q_TNH.device)
     grad, q, out = (x.to(dtype) for x in (grad_TNH, q_TNH, out_TNH))
-    dq_TNH = torch.zeros(q_TNH.shape, dtype=sums, device=q_TNH.device)
-    dk_TGH, dv_TGH = (torch.zeros(k_TGH.shape, dtype=sums, device=q_TNH.device) for _ in range(2))
+    dq_TNH: Tensor | None = None
 
-    def differentiate(
-        k_SGH: Tensor, v_SGH: Tensor, source: int, dk_SGH: Tensor, dv_SGH: Tensor
-    ) -> None:
+    def differentiate(k_SGH: Tensor, v_SGH: Tensor, source: int) -> tuple[Tensor, Tensor]:
+        nonlocal dq_TNH
+        dk_SGH: Tensor | None = None
+        dv_SGH: Tensor | None = None
+        k_SGH, v_SGH = (_repeated(x, setting.repeats) for x in (k_SGH, v_SGH))
         for call in calls[source]:
             dq, dk, dv = kernel.backward(
                 grad, q, k_SGH, v_SGH, out, lse_TN, call,
                 scale=setting.scale, softcap=setting.softcap,
             )  # fmt: skip
-            add_(dq_TNH, call.q_rows, dq)
-            add_(dk_SGH, call.k_rows, dk)
-            add_(dv_SGH, call.k_rows, dv)
+            dq_TNH = added(dq_TNH, call.q_rows, dq, tokens=plan.local.tokens, dtype=sums)
+            dk_SGH = added(dk_SGH, call.k_rows, dk, tokens=len(k_SGH), dtype=sums)
+            dv_SGH = added(dv_SGH, call.k_rows, dv, tokens=len(v_SGH), dtype=sums)
+        if dk_SGH is None or dv_SGH is None:
+            dk_SGH, dv_SGH = (torch.zeros_like(x, dtype=sums) for x in (k_SGH, v_SGH))
+        return _summed(dk_SGH, setting.repeats), _summed(dv_SGH, setting.repeats)
 
     ahead = _fetch(plan, k_TGH, v_TGH, 0, "attention backward rows")
-    differentiate(k_TGH.to(dtype), v_TGH.to(dtype), plan.position, dk_TGH, dv_TGH)
+    dk_TGH, dv_TGH = differentiate(k_TGH.to(dtype), v_TGH.to(dtype), plan.group)
     returning: _Rows | None = None
     for stage in range(len(plan.stages)):
         current = ahead
         ahead = _fetch(plan, k_TGH, v_TGH, stage + 1, "attention backward rows")
         partial: dict[int, Tensor] = {}
         for source, k_SGH, v_SGH in current.arrived(dtype):
-            dkv_2SGH = torch.zeros(2, *k_SGH.shape, dtype=sums, device=q_TNH.device)
-            differentiate(k_SGH, v_SGH, source, *dkv_2SGH)
-            partial[source] = dkv_2SGH.to(dtype)
+            partial[source] = torch.stack(differentiate(k_SGH, v_SGH, source)).to(dtype)
         posted = _return(plan, partial, k_TGH, stage, dtype)
         _land(plan, returning, dk_TGH, dv_TGH)
         returning = posted
     _land(plan, returning, dk_TGH, dv_TGH)
-    dsinks_N = None
-    if sinks_N is not None:
-        dsinks_N = sinks_gradient(grad_TNH.to(sums), out_TNH.to(sums), lse_TN, sinks_N)
-        dsinks_N = dsinks_N.to(sinks_N.dtype)
-    return dq_TNH.to(given), dk_TGH.to(given), dv_TGH.to(given), dsinks_N
+    if dq_TNH is None:
+        dq_TNH = torch.zeros_like(q_TNH, dtype=sums, memory_format=torch.contiguous_format)
+    return dq_TNH, dk_TGH, dv_TGH
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums and of the log-sum-exp: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _repeated(x_SGH: Tensor, repeats: tuple[int, ...]) -> Tensor:
+    """Each head as often as `repeats` says."""
+    if not repeats:
+        return x_SGH
+    heads = zip(x_SGH.split(1, 1), repeats, strict=True)
+    return torch.cat([x_S1H.expand(-1, count, -1) for x_S1H, count in heads], 1)
+
+
+def _summed(x_SRH: Tensor, repeats: tuple[int, ...]) -> Tensor:
+    """The sum over the repetitions of each head."""
+    if not repeats:
+        return x_SRH
+    return torch.stack([x.sum(1) for x in x_SRH.split(repeats, 1)], 1)
 
 
 def _fetch(plan: BoundPlan, k_TGH: Tensor, v_TGH: Tensor, stage: int, operation: str) -> _Rows:
@@ -167,11 +208,11 @@ def _fetch(plan: BoundPlan, k_TGH: Tensor, v_TGH: Tensor, stage: int, operation:
         user, source = plan.user(t), plan.source(t)
         if plan.local.send_rows[user]:
             rows = [take(x, send[user]) for x in (k_TGH, v_TGH)]
-            sends.append((plan.ranks[user], torch.stack(rows)))
+            sends.append((plan.counterpart(user), torch.stack(rows)))
         if plan.local.fetch[source]:
             shape = (2, plan.local.fetch[source], *k_TGH.shape[1:])
             buffer = torch.empty(shape, dtype=k_TGH.dtype, device=k_TGH.device)
-            receives.append((plan.ranks[source], buffer))
+            receives.append((plan.counterpart(source), buffer))
             buffers.append((source, buffer))
     return _Rows(plan.transport.exchange(sends, receives, operation=operation), buffers)
 
@@ -180,7 +221,7 @@ def _return(
     plan: BoundPlan, partial: dict[int, Tensor], k_TGH: Tensor, stage: int, dtype: torch.dtype
 ) -> _Rows:
     """Send the gradients of rows fetched in a stage to their owners, receive those of own rows."""
-    sends = [(plan.ranks[source], dkv_2SGH) for source, dkv_2SGH in partial.items()]
+    sends = [(plan.counterpart(source), dkv_2SGH) for source, dkv_2SGH in partial.items()]
     receives: list[Message] = []
     buffers: list[tuple[int, Tensor]] = []
     for t in plan.stages[stage]:
@@ -188,7 +229,7 @@ def _return(
         if plan.local.send_rows[user]:
             shape = (2, plan.local.send_rows[user], *k_TGH.shape[1:])
             buffer = torch.empty(shape, dtype=dtype, device=k_TGH.device)
-            receives.append((plan.ranks[user], buffer))
+            receives.append((plan.counterpart(user), buffer))
             buffers.append((user, buffer))
     operation = "attention backward gradients"
     return _Rows(plan.transport.exchange(sends, receives, operation=operation), buffers)

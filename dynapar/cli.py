@@ -17,6 +17,7 @@ from typing import Annotated, Protocol, cast
 import typer
 
 import dynapar
+from dynapar.cli_bench import bench
 from dynapar.cli_doctor import check_order, doctor
 from dynapar.cli_lengths import inspect, verify_lengths
 from dynapar.cli_options import (
@@ -37,14 +38,17 @@ from dynapar.cli_options import (
     GlobalBatch,
     GroupBy,
     MaxDegree,
+    Memory,
     ModelName,
     PeerBudget,
     Picture,
     PlansIn,
     PlanSource,
     PlansOut,
+    Recompute,
     SchedulerName,
     Seed,
+    Sharding,
     Shuffle,
     SimulateSource,
     Slow,
@@ -54,8 +58,10 @@ from dynapar.cli_options import (
     SyncChoice,
     WindowKind,
     Windows,
+    budget_request,
     ring_rules,
 )
+from dynapar.cli_report import report
 from dynapar.console import first_to_say
 from dynapar.errors import ConfigError, DynaparError
 
@@ -130,6 +136,9 @@ def plan(
     cluster: ClusterText = None,
     capacity: Capacity = None,
     encoder_capacity: EncoderCapacity = None,
+    memory: Memory = None,
+    recompute: Recompute = None,
+    sharding: Sharding = None,
     sync: SyncChoice = Sync.STEP,
     global_batch: GlobalBatch = None,
     steps: Steps = 1,
@@ -159,13 +168,14 @@ def plan(
         return
     if source is None or cluster is None or global_batch is None:
         raise ConfigError(PLAN_NEEDS)
-    if capacity is None or encoder_capacity is None:
+    if memory is None and (capacity is None or encoder_capacity is None):
         raise ConfigError(PLAN_NEEDS)
     plan_command(
         source,
         cluster=cluster,
         capacity=capacity,
         encoder_capacity=encoder_capacity,
+        budget=budget_request(memory, recompute, sharding),
         sync=sync.value,
         global_batch=global_batch,
         steps=steps,
@@ -188,12 +198,11 @@ def simulate(
     source: SimulateSource,
     cluster: Annotated[str, typer.Option(metavar="NODESxRANKS", help="The ranks, as 8x8.")],
     global_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of a step.")],
-    capacity: Annotated[
-        int, typer.Option(metavar="N", min=1, help="LLM tokens of a rank in a microbatch.")
-    ] = 16_384,
-    encoder_capacity: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Encoder tokens of a rank in a microbatch.")
-    ] = 65_536,
+    capacity: Capacity = None,
+    encoder_capacity: EncoderCapacity = None,
+    memory: Memory = None,
+    recompute: Recompute = None,
+    sharding: Sharding = None,
     sync: SyncChoice = Sync.STEP,
     steps: Steps = 5,
     seed: Seed = 0,
@@ -222,6 +231,7 @@ def simulate(
         cluster=cluster,
         capacity=capacity,
         encoder_capacity=encoder_capacity,
+        budget=budget_request(memory, recompute, sharding),
         sync=sync.value,
         global_batch=global_batch,
         steps=steps,
@@ -244,6 +254,8 @@ def simulate(
 
 app.command()(inspect)
 app.command()(verify_lengths)
+app.command()(report)
+app.add_typer(bench, name="bench")
 
 
 @app.command()
@@ -282,8 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rest = [argument for argument in given if argument != "--debug"]
     try:
         code = app(rest, prog_name="dynapar", standalone_mode=False)
-    except (DynaparError, OSError, _USAGE_ERROR) as error:
-        if len(rest) < len(given):
+    except (DynaparError, OSError, ImportError, _USAGE_ERROR) as error:
+        ours = isinstance(error, ImportError) and (error.name or "dynapar").startswith("dynapar")
+        if ours or len(rest) < len(given):
             raise
         line = f"error: {_message(error)}"
         if first_to_say(line, os.environ):  # not once a rank
@@ -297,6 +310,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _message(error: Exception) -> str:
     """What an error says, on one line; after bad use also whose help to read."""
     text = str(error)
+    if isinstance(error, ImportError):
+        text = (
+            f"{error.name} cannot be imported ({text}); expected it installed for this command. "
+            "Run `dynapar doctor --quick`, which says what is missing and how to install it"
+        )
     if isinstance(error, _USAGE_ERROR):
         usage = cast(_Usage, error)
         command = usage.ctx.command_path if usage.ctx else "dynapar"

@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 from dynapar.cli_options import (
+    Capacity,
     DegreeKind,
     Degrees,
+    EncoderCapacity,
     MaxDegree,
+    Memory,
     PeerBudget,
+    Recompute,
+    Sharding,
     WindowKind,
     Windows,
+    budget_request,
     ring_rules,
 )
 
@@ -43,12 +49,11 @@ def inspect(
         ),
     ] = None,
     cluster: Annotated[str, typer.Option(metavar="NODESxRANKS", help="The ranks.")] = "1x8",
-    capacity: Annotated[
-        int, typer.Option(metavar="N", min=1, help="LLM tokens of a rank in a microbatch.")
-    ] = 16_384,
-    encoder_capacity: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Encoder tokens of a rank in a microbatch.")
-    ] = 65_536,
+    capacity: Capacity = None,
+    encoder_capacity: EncoderCapacity = None,
+    memory: Memory = None,
+    recompute: Recompute = None,
+    sharding: Sharding = None,
     global_batch: Annotated[
         int, typer.Option(metavar="N", min=1, help="Samples of the planned step.")
     ] = 64,
@@ -67,21 +72,34 @@ def inspect(
     json: AsJson = False,
 ) -> None:
     """Explain a sample: its tokens, its FLOPs, and the degree that it needs."""
+    from dynapar.cluster import Cluster
     from dynapar.inspect_command import inspect_command
+    from dynapar.memory_command import room_under_one
 
+    rings = ring_rules(degrees, windows, peer_budget, max_degree)
+    room = room_under_one(
+        budget_request(memory, recompute, sharding),
+        model,
+        cluster=Cluster.parse(cluster),
+        sync="step" if sharding != "full" else "microbatch",
+        rings=rings,
+        capacity=capacity,
+        encoder_capacity=encoder_capacity,
+    )
     inspect_command(
         target,
         model=model,
         index=index,
         among=among,
         cluster=cluster,
-        capacity=capacity,
-        encoder_capacity=encoder_capacity,
+        capacity=room.capacity,
+        encoder_capacity=room.encoder_capacity,
+        priced=room.priced,
         global_batch=global_batch,
         costs=costs,
         device=device,
         frozen=frozen or (),
-        rings=ring_rules(degrees, windows, peer_budget, max_degree),
+        rings=rings,
         json=json,
     )
 

@@ -11,6 +11,7 @@ import typer
 from dynapar.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dynapar.memory_command import BudgetRequest
     from dynapar.rings import RingRules
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -44,6 +45,27 @@ class Windows(StrEnum):
     ALIGNED = "aligned"
 
 
+def budget_request(
+    memory: str | None, recompute: str | None, sharding: str | None
+) -> BudgetRequest | None:
+    """The budget that the options ask for; None without --memory.
+
+    Raises:
+        ConfigError: What only means something in a budget is given without one.
+    """
+    if memory is None:
+        for name, value in (("recompute", recompute), ("sharding", sharding)):
+            if value is not None:
+                raise ConfigError(
+                    f"--{name} is {value!r} without --memory; expected both, since it says what "
+                    "fills the memory. Give --memory, as 80GB, or leave it out"
+                )
+        return None
+    from dynapar.memory_command import BudgetRequest
+
+    return BudgetRequest(memory=memory, recompute=recompute, sharding=sharding)
+
+
 def ring_rules(
     degrees: Degrees, windows: Windows, peer_budget: str, max_degree: int | None
 ) -> RingRules:
@@ -67,8 +89,8 @@ def ring_rules(
 
 
 PLAN_NEEDS = (
-    "plan needs SOURCE --cluster --capacity --encoder-capacity --global-batch, or "
-    "--check plans.jsonl. See `dynapar plan --help`"
+    "plan needs SOURCE --cluster --capacity --encoder-capacity --global-batch (or --memory --model "
+    "instead of capacities), or --check plans.jsonl. See `dynapar plan --help`"
 )
 PlanSource = Annotated[
     str | None,
@@ -79,10 +101,33 @@ PlanSource = Annotated[
 ]
 ClusterText = Annotated[str | None, typer.Option(metavar="NODESxRANKS", help="The ranks, as 8x8.")]
 Capacity = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="LLM tokens of a rank in a microbatch.")
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="LLM tokens of a rank in a microbatch (inspect, simulate: 16384)."
+    ),
 ]
 EncoderCapacity = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Encoder tokens of a rank in a microbatch.")
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Encoder tokens of a rank in a microbatch (there: 65536)."
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES", help="Of a rank's device, as 80GB; capacities of --model then follow."
+    ),
+]
+Recompute = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POLICIES",
+        help="What microbatches may recompute in --memory: none, selective, full, offload.",
+    ),
+]
+Sharding = Annotated[
+    str | None,
+    typer.Option(metavar="S", help="Of states in --memory: ddp, zero1, gathered, full."),
 ]
 SyncChoice = Annotated[
     Sync, typer.Option(help="Where ranks meet: DDP step, sharded parameters microbatch.")

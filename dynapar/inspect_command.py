@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_library
 import mimetypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +48,7 @@ def inspect_command(
     cluster: str = "1x8",
     capacity: int = 16_384,
     encoder_capacity: int = 65_536,
+    priced: Callable[[Costs], Costs] = lambda costs: costs,
     global_batch: int = 64,
     costs: Path | None = None,
     device: str = "H100",
@@ -66,6 +67,7 @@ def inspect_command(
         cluster: NODESxRANKS.
         capacity: LLM tokens of a rank in a microbatch.
         encoder_capacity: Encoder tokens of a rank in a microbatch.
+        priced: Makes of the costs those under the recompute policy of all microbatches.
         global_batch: Samples of the planned step.
         costs: A cost file; None: from the peak rates of `device`.
         device: A100, H100 or H200.
@@ -79,7 +81,7 @@ def inspect_command(
     shape = load_model_shape(model)
     parts = _parts(frozen)
     ranks = Cluster.parse(cluster)
-    used = load_costs(costs) if costs is not None else costs_for(shape, device)
+    used = priced(load_costs(costs) if costs is not None else costs_for(shape, device))
     subject = read_subject(target, shape, index)
     work = training_work(shape, subject, parts)
     rules = rings or RingRules()

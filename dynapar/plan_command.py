@@ -12,12 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+import numpy as np
+
 from dynapar.catalog import load_model_shape
 from dynapar.cluster import Cluster
 from dynapar.console import Advance, Cell, progress, show_json, show_table
 from dynapar.costs import Costs, load_costs
 from dynapar.data.grouped import make_sampler, no_prefixes
 from dynapar.errors import CheckFailedError, ConfigError, PlanError, SourceError
+from dynapar.memory import POLICIES
+from dynapar.memory_command import BudgetRequest, limits_rows, room_of
 from dynapar.meta import SampleTable, read_metadata_jsonl
 from dynapar.plan import PlanFormError, StepPlan, Sync, plan_from_json, plan_to_json, validate
 from dynapar.plan.schema import Json
@@ -231,8 +235,9 @@ def plan_command(
     source: str,
     *,
     cluster: str,
-    capacity: int,
-    encoder_capacity: int,
+    capacity: int | None = None,
+    encoder_capacity: int | None = None,
+    budget: BudgetRequest | None = None,
     sync: Sync = "step",
     global_batch: int,
     steps: int = 1,
@@ -253,8 +258,9 @@ def plan_command(
     Args:
         source: As `PlanRequest.source`.
         cluster: NODESxRANKS, as "8x8".
-        capacity: LLM tokens of a rank in a microbatch.
-        encoder_capacity: Encoder tokens of a rank in a microbatch.
+        capacity: LLM tokens of a rank in a microbatch; None with a budget.
+        encoder_capacity: Encoder tokens of a rank in a microbatch; may be None with a budget.
+        budget: Of bytes, from which capacities follow.
         sync: Where ranks meet.
         global_batch: Samples of a step.
         steps: How many steps.
@@ -270,17 +276,27 @@ def plan_command(
         out: Where the plans go, one a line; None to write none.
         json: Print JSON instead of a table.
     """
-    used = load_costs(costs)
+    used, ranks, rules = load_costs(costs), Cluster.parse(cluster), rings or RingRules()
+    room = room_of(
+        budget,
+        model,
+        cluster=ranks,
+        sync=sync,
+        rings=rules,
+        capacity=capacity,
+        encoder_capacity=encoder_capacity,
+    )
     request = PlanRequest(
         source=source,
-        cluster=Cluster.parse(cluster),
+        cluster=ranks,
         config=PlannerConfig(
-            capacity=capacity,
-            encoder_capacity=encoder_capacity,
+            capacity=room.capacity,
+            encoder_capacity=room.encoder_capacity,
             sync=sync,
             gate=gate,
             equal_counts=equal_counts,
-            **asdict(rings or RingRules()),
+            memory=room.memory,
+            **asdict(rules),
         ),
         costs=used,
         global_batch=global_batch,
@@ -293,8 +309,14 @@ def plan_command(
     )
     rows = list(_run(request, out))
     if json:
-        show_json({"costs": used.name, "measured": used.measured, "steps": rows})
+        report: dict[str, object] = {"costs": used.name, "measured": used.measured, "steps": rows}
+        if room.memory is not None:
+            report["memory"] = list(limits_rows(room.memory))
+        show_json(report)
     else:
+        if budget is not None and room.memory is not None:
+            show_table(f"{model} in {budget.memory}", list(limits_rows(room.memory)))
+            print()
         show_table(f"{source} on {cluster}", [_for_people(row) for row in rows])
         if group_by:
             print(
@@ -349,6 +371,7 @@ def _rows(request: PlanRequest, advance: Advance, file: TextIO | None) -> Iterat
 
 def summary(plan: StepPlan) -> dict[str, Cell]:
     """One row of a table about a plan."""
+    recompute = {} if plan.memory is None else {"recompute": _policies(plan)}
     return {
         "step": plan.step,
         "samples": len(plan.samples),
@@ -361,7 +384,14 @@ def summary(plan: StepPlan) -> dict[str, Cell]:
         "at degree": plan.homogeneous_degree,
         "chosen": plan.chosen,
         "plan ms": round(1e3 * plan.plan_seconds, 1),
+        **recompute,
     }
+
+
+def _policies(plan: StepPlan) -> str:
+    """How many microbatches have which recompute policy: 12 none, 3 full."""
+    counts = np.bincount(plan.columns.recompute, minlength=len(POLICIES)).tolist()
+    return ", ".join(f"{n} {policy}" for n, policy in zip(counts, POLICIES, strict=True) if n)
 
 
 def _for_people(row: dict[str, Cell]) -> dict[str, Cell]:

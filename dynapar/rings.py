@@ -98,6 +98,16 @@ def first_ranks(cluster: Cluster, degree: int, rules: RingRules) -> tuple[int, .
     return tuple(first for first in firsts if first % pod + degree <= pod)
 
 
+def windows(cluster: Cluster, rules: RingRules) -> tuple[tuple[int, int], ...]:
+    """(first rank, ranks) of every window of two ranks or more, by ranks, then first.
+
+    >>> windows(Cluster(nodes=1, ranks_per_node=3), RingRules(windows="aligned"))
+    ((0, 2), (0, 3))
+    """
+    degrees = allowed_degrees(cluster, rules)
+    return tuple((first, d) for d in degrees if d > 1 for first in first_ranks(cluster, d, rules))
+
+
 @lru_cache(maxsize=64)
 def allowed_degrees(cluster: Cluster, rules: RingRules) -> tuple[int, ...]:
     """The degrees that the cluster and the rules allow, ascending from 1.

@@ -15,6 +15,7 @@ from dynapar.console import Advance, Cell, progress, show_json, show_table
 from dynapar.costs import Costs, load_costs
 from dynapar.devices import costs_for
 from dynapar.errors import ConfigError
+from dynapar.memory_command import BudgetRequest, room_under_one
 from dynapar.plan import Sync
 from dynapar.plan_command import PlanRequest, batches
 from dynapar.planner import PlannerConfig
@@ -91,8 +92,9 @@ def simulate_command(
     source: str,
     *,
     cluster: str,
-    capacity: int,
-    encoder_capacity: int,
+    capacity: int | None = None,
+    encoder_capacity: int | None = None,
+    budget: BudgetRequest | None = None,
     sync: Sync = "step",
     global_batch: int,
     steps: int = 5,
@@ -116,8 +118,9 @@ def simulate_command(
     Args:
         source: As `PlanRequest.source`.
         cluster: NODESxRANKS, as "8x8".
-        capacity: LLM tokens of a rank in a microbatch.
-        encoder_capacity: Encoder tokens of a rank in a microbatch.
+        capacity: LLM tokens of a rank in a microbatch; None: the usual, or from the budget.
+        encoder_capacity: Encoder tokens of a rank in a microbatch; None: likewise.
+        budget: Of bytes, with one recompute policy, under which all schedulers run.
         sync: Where ranks meet.
         global_batch: Samples of a step.
         steps: How many steps.
@@ -139,16 +142,26 @@ def simulate_command(
     Raises:
         DynaparError: Something asked for is not possible; the message says what.
     """
-    used = _costs(costs, device, model)
+    used, ranks, rules = _costs(costs, device, model), Cluster.parse(cluster), rings or RingRules()
+    room = room_under_one(
+        budget,
+        model,
+        cluster=ranks,
+        sync=sync,
+        rings=rules,
+        capacity=capacity,
+        encoder_capacity=encoder_capacity,
+    )
+    used = room.priced(used)
     request = PlanRequest(
         source=source,
-        cluster=Cluster.parse(cluster),
+        cluster=ranks,
         config=PlannerConfig(
-            capacity=capacity,
-            encoder_capacity=encoder_capacity,
+            capacity=room.capacity,
+            encoder_capacity=room.encoder_capacity,
             sync=sync,
             equal_counts=equal_counts,
-            **asdict(rings or RingRules()),
+            **asdict(rules),
         ),
         costs=used,
         global_batch=global_batch,
@@ -164,6 +177,9 @@ def simulate_command(
         noise=_noise(draws, seed, slow),
     )
     title = f"{source} on {cluster}, sync {sync}, {global_batch:,} samples a step, {_origin(used)}"
+    if budget is not None and room.memory is not None:
+        policy = room.memory.policies[0].policy
+        title += f", recompute {policy} in {budget.memory}: {room.capacity:,} tokens a rank"
     if sweep is not None:
         if picture is not None:
             raise ConfigError("--picture draws one comparison; leave --sweep or --picture out")

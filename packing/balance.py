@@ -17,11 +17,14 @@ def rough_ticks(strip: Strip, jobs: Jobs, costs: Coefficients) -> IntArray:
     count = strip.counts[0]
     ticks = np.zeros(count, np.int64)
     unit = np.zeros(count, np.int64)
-    for i in range(strip.microbatch.shape[0]):
-        b = strip.microbatch[i]
+    microbatch, widths, table, dearest = strip.microbatch, strip.width, jobs.ticks, jobs.unit_ticks
+    inside = table.shape[1]
+    for i in range(microbatch.shape[0]):
+        b = microbatch[i]
         if b >= 0:
-            ticks[b] += job_ticks(jobs, i, strip.width[b], costs)
-            unit[b] = max(unit[b], jobs.unit_ticks[i])
+            width = widths[b]
+            ticks[b] += table[i, width] if width < inside else job_ticks(jobs, i, width, costs)
+            unit[b] = max(unit[b], dearest[i])
     for b in range(count):
         if ticks[b] > 0:
             ticks[b] += overhead(strip.width[b], costs) + remainder(unit[b], strip.width[b])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ._jit import kernel
@@ -16,15 +18,12 @@ from .ticks import (
     unit_columns,
 )
 
-
-@kernel
-def _lightest(load: IntArray, used: IntArray, size: int, capacity: int) -> int:
-    """The position of least load that has room for `size`; -1 if none has."""
-    best = -1
-    for r in range(load.shape[0]):
-        if used[r] + size <= capacity and (best < 0 or load[r] < load[best]):
-            best = r
-    return best
+NEVER = 1 << 60
+"""Later than any time."""
+FEW = 5
+"""How many samples are shared: 0, 1, ... up to one less than this, ..."""
+TRIES = FEW + 4
+"""... then quarters, and all of them first."""
 
 
 @kernel
@@ -36,78 +35,123 @@ def place_units(
     encoder_capacity: int,
     position: IntArray,
 ) -> bool:
-    """Give encoder units, dearest first, to the rank of least load that has room.
+    """Give encoder units, in their order, to the rank of least load that has room.
 
     Args:
-        units: (k,) units of the microbatch; ties keep this order.
+        units: (k,) units of the microbatch, dearest first (`_units_of`).
         unit_tokens: (units,) encoder tokens of all units.
         ticks: (units,) their times.
         load: (w,) ticks that each rank has already; grows by what it is given.
         encoder_capacity: Encoder tokens that a rank may take.
-        position: (units,) receives the position of each unit.
+        position: (k,) receives the position of each unit.
 
     Returns:
         Whether every unit found room.
     """
-    used = np.zeros(load.shape[0], np.int64)
-    ranking = np.argsort(-ticks[units], kind="mergesort")
-    for q in range(units.shape[0]):
-        u = units[ranking[q]]
-        r = _lightest(load, used, unit_tokens[u], encoder_capacity)
-        if r < 0:
+    width = load.shape[0]
+    used = np.zeros(width, np.int64)
+    for k in range(units.shape[0]):
+        u = units[k]
+        size, best = unit_tokens[u], -1
+        for r in range(width):
+            if used[r] + size <= encoder_capacity and (best < 0 or load[r] < load[best]):
+                best = r
+        if best < 0:
             return False
-        position[u] = r
-        load[r] += ticks[u]
-        used[r] += unit_tokens[u]
+        position[k] = best
+        load[best] += ticks[u]
+        used[best] += size
     return True
+
+
+class Shares(NamedTuple):
+    """What the samples of one microbatch bring, longest first: k of them shared, the others whole.
+
+    A rank's load and tokens start from what the first k samples bring when all ranks share them.
+    """
+
+    whole: IntArray
+    """(c,) ticks of each sample on one rank."""
+    load: IntArray
+    """(c + 1,) ticks of the first k samples, on every rank of the microbatch."""
+    held: IntArray
+    """(c + 1, width) their tokens on each rank."""
+
+
+@kernel
+def _shares(
+    samples: IntArray, tokens: IntArray, reach: FloatArray, width: int, costs: Coefficients
+) -> Shares:
+    count = samples.shape[0]
+    shares = Shares(
+        np.zeros(count, np.int64),
+        np.zeros(count + 1, np.int64),
+        np.zeros((count + 1, width), np.int64),
+    )
+    whole, load, held = shares.whole, shares.load, shares.held
+    for k in range(count):
+        size, far = tokens[samples[k]], reach[samples[k]]
+        linear, attention, exchange = reach_ticks(size, far, width, costs)
+        load[k + 1] = load[k] + linear + attention + exchange
+        if width > 1:
+            linear, attention, exchange = reach_ticks(size, far, 1, costs)
+        whole[k] = linear + attention + exchange
+        for r in range(width):
+            held[k + 1, r] = held[k, r] + cut_tokens(size, width, r)
+    return shares
 
 
 @kernel
 def _spread(
-    samples: IntArray,
-    whole: int,
-    width: int,
-    tokens: IntArray,
-    reach: FloatArray,
-    capacity: int,
-    costs: Coefficients,
-    first: IntArray,
-    degree: IntArray,
-    load: IntArray,
-) -> int:
-    """Share the first `len(samples) - whole` samples over all ranks, keep the others whole.
+    samples: IntArray, tokens: IntArray, shared: int, shares: Shares, capacity: int, limit: int,
+    costs: Coefficients, first: IntArray, load: IntArray,
+) -> int:  # fmt: skip
+    """Share the first `shared` samples, keep each other one whole on the rank of least load.
 
-    Those go, longest first, to the rank of least load. Returns the latency, or -1 where a sample
-    finds no room.
+    Args:
+        samples: (c,) of the microbatch, longest first.
+        tokens: (n,) of all samples.
+        shared: How many all ranks share.
+        shares: Of `samples`.
+        capacity: Tokens that a rank may hold.
+        limit: What ends no earlier than this is of no use.
+        costs: The coefficients.
+        first: (c,) receives the position of each whole sample.
+        load: (width,) receives the ticks of each rank.
+
+    Returns:
+        The largest load, with latency; -1 where a sample finds no room or `limit` is reached.
     """
-    held = np.zeros(width, np.int64)
-    busy = np.zeros(width, np.bool_)
-    load[:] = 0
-    largest = 1
-    for q in range(samples.shape[0]):
-        i = samples[q]
-        d = width if q < samples.shape[0] - whole else 1
-        linear, attention, exchange = reach_ticks(tokens[i], reach[i], d, costs)
-        first[q], degree[q] = 0, d
-        if d == 1:
-            first[q] = _lightest(load, held, tokens[i], capacity)
-            if first[q] < 0:
-                return -1
-        largest = max(largest, d)
-        for position in range(d):
-            r = first[q] + position
-            held[r] += cut_tokens(tokens[i], d, position)
-            load[r] += linear + attention + exchange
-            if not busy[r]:
-                busy[r] = True
-                load[r] += costs.linear_rank
-            if held[r] > capacity:
-                return -1
-    return latency_ticks(largest, costs)
+    width = load.shape[0]
+    latency = latency_ticks(width if shared > 0 else 1, costs)
+    held = shares.held[shared].copy()
+    if held.max() > capacity:
+        return -1
+    load[:] = shares.load[shared]
+    if shared > 0:
+        load[:] += costs.linear_rank
+    most = load[0]
+    for q in range(shared, samples.shape[0]):
+        size, best = tokens[samples[q]], -1
+        for r in range(width):
+            if held[r] + size <= capacity and (best < 0 or load[r] < load[best]):
+                best = r
+        if best < 0:
+            return -1
+        if held[best] == 0 and shared == 0:
+            load[best] += costs.linear_rank
+        first[q] = best
+        held[best] += size
+        load[best] += shares.whole[q]
+        most = max(most, load[best])
+        if most + latency >= limit:
+            return -1
+    return int(most + latency)
 
 
 @kernel
-def _units_of(samples: IntArray, unit_offsets: IntArray) -> IntArray:
+def _units_of(samples: IntArray, unit_offsets: IntArray, ticks: IntArray) -> IntArray:
+    """The units of these samples, dearest first; ties keep the order of the samples."""
     amount = 0
     for i in samples:
         amount += unit_offsets[i + 1] - unit_offsets[i]
@@ -117,7 +161,77 @@ def _units_of(samples: IntArray, unit_offsets: IntArray) -> IntArray:
         for u in range(unit_offsets[i], unit_offsets[i + 1]):
             units[k] = u
             k += 1
-    return units
+    return units[np.argsort(-ticks[units], kind="mergesort")] if amount > 1 else units
+
+
+@kernel
+def settle_one(
+    layout: Layout, b: int, chosen: IntArray, tokens: IntArray, reach: FloatArray,
+    unit_offsets: IntArray, unit_tokens: IntArray, ticks: IntArray, capacity: int,
+    encoder_capacity: int, apart: bool, mixed: bool, costs: Coefficients,
+) -> tuple[IntArray, int, int]:  # fmt: skip
+    """Decide, inside microbatch b, who shares what, as `settle` does.
+
+    Args:
+        layout: `first` and `width` are read; `sample_first`, `sample_degree` and `unit_rank` of
+            the microbatch are written, if a way is found.
+        b: The microbatch.
+        chosen: (c,) its samples.
+        tokens: (n,) LLM tokens of all samples.
+        reach: (n,) their reach.
+        unit_offsets: (n + 1,) where each sample's encoder units begin.
+        unit_tokens: (units,) encoder tokens.
+        ticks: (units,) their times.
+        capacity: LLM tokens that a rank may hold.
+        encoder_capacity: Encoder tokens that a rank may encode.
+        apart: Whether encoder and LLM are waited for one after the other.
+        mixed: Whether samples may stay whole on one rank of a ring.
+        costs: The coefficients.
+
+    Returns:
+        The samples, longest first; the slowest rank's LLM ticks (with its encoder ticks, unless
+        `apart`), without `fixed`, and -1 where no way keeps within the capacities; and its encoder
+        ticks (0 unless `apart`).
+    """
+    width, count = layout.width[b], chosen.shape[0]
+    samples = chosen[np.argsort(-tokens[chosen], kind="mergesort")]
+    units = _units_of(samples, unit_offsets, ticks)
+    position = np.zeros(units.shape[0], np.int64)
+    first, load = np.zeros(count, np.int64), np.zeros(width, np.int64)
+    best, encoder = NEVER, 0
+    if apart:  # who holds which sample plays no part
+        if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
+            return samples, -1, 0
+        encoder = int(load.max()) if width > 0 else 0
+    shares = _shares(samples, tokens, reach, width, costs)
+    last = -1
+    for attempt in range(TRIES if mixed and width > 1 else 1):
+        shared = count
+        if attempt > 0:
+            shared = min(count, attempt - 1 if attempt <= FEW else count * (attempt - FEW) // 4)
+            if shared in (last, count):
+                continue
+        last = shared
+        if shares.load[shared] >= best:
+            continue
+        value = _spread(samples, tokens, shared, shares, capacity, best, costs, first, load)
+        if value < 0:
+            continue
+        if not apart and units.shape[0] > 0:
+            value -= int(load.max())
+            if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
+                continue
+            value += int(load.max())
+        if value >= best:
+            continue
+        best = value
+        for q in range(count):
+            whole = q >= shared
+            layout.sample_first[samples[q]] = layout.first[b] + (first[q] if whole else 0)
+            layout.sample_degree[samples[q]] = 1 if whole else width
+        for k in range(units.shape[0]):
+            layout.unit_rank[units[k]] = layout.first[b] + position[k]
+    return samples, -1 if best == NEVER else best, encoder
 
 
 @kernel
@@ -135,9 +249,9 @@ def settle(
 ) -> bool:
     """Decide, inside each microbatch, who shares what: fills `layout`'s samples and units.
 
-    A sample starts at the width of its microbatch. In a ring, the shortest samples are tried whole
-    on one rank each (none of them, a quarter, half, ..., all), encoder units are placed on top, and
-    the quickest of these is kept: the first of equals.
+    In a ring, all ranks share the longest samples, and each other one stays whole on one rank, to
+    which it goes by least load. How many are shared is tried (all, a few, and quarters of them),
+    encoder units are placed on top, and the quickest of these is kept: the first of equals.
 
     Args:
         layout: `first`, `width`, `offsets`, `order` are read; `order` is sorted within each
@@ -156,48 +270,15 @@ def settle(
         Whether every microbatch found a way within both capacities.
     """
     ticks = unit_columns(unit_tokens, costs)
-    position = np.zeros(unit_tokens.shape[0], np.int64)
     for b in range(layout.first.shape[0]):
-        width = layout.width[b]
         lo, hi = layout.offsets[b], layout.offsets[b + 1]
-        count = hi - lo
-        chosen = layout.order[lo:hi]
-        samples = chosen[np.argsort(-tokens[chosen], kind="mergesort")]
-        layout.order[lo:hi] = samples
-        units = _units_of(samples, unit_offsets)
-        first, degree = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        load, before = np.zeros(width, np.int64), np.zeros(width, np.int64)
-        best = -1
-        tries = 5 if mixed and width > 1 else 1
-        tried = -1
-        for attempt in range(tries):
-            whole = count * attempt // 4 if width > 1 else 0
-            if whole == tried:
-                continue
-            tried = whole
-            latency = _spread(
-                samples, whole, width, tokens, reach, capacity, costs, first, degree, load
-            )
-            if latency < 0:
-                continue
-            before[:] = load
-            if apart:
-                load[:] = 0
-            if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
-                continue
-            if apart:
-                value = int(before.max()) + latency + int(load.max())
-            else:
-                value = int(load.max()) + latency
-            if best < 0 or value < best:
-                best = value
-                for q in range(count):
-                    layout.sample_first[samples[q]] = layout.first[b] + first[q]
-                    layout.sample_degree[samples[q]] = degree[q]
-                for u in units:
-                    layout.unit_rank[u] = layout.first[b] + position[u]
-        if best < 0:
+        samples, value, _ = settle_one(
+            layout, b, layout.order[lo:hi], tokens, reach, unit_offsets, unit_tokens, ticks,
+            capacity, encoder_capacity, apart, mixed, costs,
+        )  # fmt: skip
+        if value < 0:
             return False
+        layout.order[lo:hi] = samples
     return True
 
 
@@ -228,7 +309,6 @@ def place_in_microbatches(
         The first microbatch whose units find no room; -1 when all do.
     """
     ticks = unit_columns(unit_tokens, costs)
-    position = np.zeros(unit_tokens.shape[0], np.int64)
     for b in range(layout.first.shape[0]):
         samples = layout.order[layout.offsets[b] : layout.offsets[b + 1]]
         load = np.zeros(layout.width[b], np.int64)
@@ -238,9 +318,10 @@ def place_in_microbatches(
             first = layout.sample_first[i] - layout.first[b]
             if not apart:
                 load[first : first + degree] += linear + attention + exchange
-        units = _units_of(samples, unit_offsets)
+        units = _units_of(samples, unit_offsets, ticks)
+        position = np.zeros(units.shape[0], np.int64)
         if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
             return b
-        for u in units:
-            layout.unit_rank[u] = layout.first[b] + position[u]
+        for k in range(units.shape[0]):
+            layout.unit_rank[units[k]] = layout.first[b] + position[k]
     return -1

@@ -15,9 +15,17 @@ from __future__ import annotations
 import numpy as np
 
 from ._jit import kernel
-from .forest import pick, plant, refresh
-from .moldable import NEVER, Jobs, Limits, least_degree, may_start, widest, width_columns
-from .strip import Strip, add, empty_strip, open_rings
+from .forest import fill_machines
+from .moldable import (
+    Jobs,
+    Limits,
+    ends_alone,
+    least_degree,
+    may_start,
+    overhead,
+    widest,
+)
+from .strip import Strip, empty_strip, open_rings
 from .ticks import BoolArray, Coefficients, IntArray
 
 
@@ -94,52 +102,6 @@ def open_groups(strip: Strip, degree: int, limits: Limits) -> None:
 
 
 @kernel
-def fill_machines(
-    strip: Strip,
-    samples: IntArray,
-    target: int,
-    single: bool,
-    best_fit: bool,
-    partial: bool,
-    jobs: Jobs,
-    limits: Limits,
-    costs: Coefficients,
-) -> bool:
-    """Give each sample, in the given order, to a machine; False if one finds no room.
-
-    With `partial`, samples that would not end by `target` stay out instead.
-    """
-    forest = plant(strip)
-    ticks, share, column = width_columns(forest.widths, jobs, costs)
-    for i in samples:
-        m, end, new = -1, NEVER, False
-        if best_fit:
-            m, end, new = pick(
-                forest, strip, i, target, True, single, ticks, share, column, jobs, limits, costs
-            )
-        if m < 0:
-            m, end, new = pick(
-                forest, strip, i, target, False, single, ticks, share, column, jobs, limits, costs
-            )
-        if partial and (m < 0 or end > target):
-            continue
-        if m < 0:
-            return False
-        if new:
-            b = strip.counts[0]
-            strip.counts[0] += 1
-            strip.first[b], strip.width[b] = strip.machine_first[m], strip.machine_width[m]
-            strip.start[b] = strip.machine_end[m]
-            strip.machine[b] = m
-            strip.machine_top[m] = b
-        add(strip, strip.machine_top[m], i, jobs)
-        strip.machine_end[m] = end
-        strip.machine_shadow[m] += jobs.shadow[i] // strip.machine_width[m]
-        refresh(forest, strip, m)
-    return True
-
-
-@kernel
 def construct(
     order: IntArray,
     target: int,
@@ -175,8 +137,15 @@ def construct(
     rings, degrees = np.empty(n, np.int64), np.empty(n, np.int64)
     others = np.empty(n, np.int64)
     opened, kept = 0, 0
+    ticks, tokens, encoded = jobs.ticks[:, 1], jobs.tokens, jobs.encoder_tokens
+    base = overhead(1, costs)
     for i in order:
-        degree = least_degree(jobs, i, target, limits, costs)
+        # What ends in time on one rank is most of a step: no call for each of these.
+        degree = 1
+        if not ends_alone(
+            ticks[i] + base, target, tokens[i], encoded[i], limits.capacity, limits.encoder_capacity
+        ):
+            degree = least_degree(jobs, i, target, limits, costs)
         if degree > ride:
             rings[opened], degrees[opened] = i, degree
             opened += 1

@@ -1,4 +1,4 @@
-"""Find the machine that suits a sample without looking at all of them.
+"""Give samples to the machines that suit them, without looking at all machines for each.
 
 Machines of one width are the leaves of a tree, whose nodes hold the least and the greatest end and
 the fewest tokens below them: branches that cannot hold a better machine are not entered.
@@ -10,8 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._jit import inlined, kernel
-from .moldable import NEVER, Jobs, Limits, dealt_tokens, overhead, remainder
+from ._jit import kernel
+from .moldable import (
+    NEVER,
+    Jobs,
+    Limits,
+    dealt_tokens,
+    overhead,
+    remainder,
+    width_columns,
+)
 from .strip import Strip
 from .ticks import Coefficients, IntArray
 
@@ -90,108 +98,143 @@ def plant(strip: Strip) -> Forest:
     return forest
 
 
-@inlined
-def refresh(forest: Forest, strip: Strip, m: int) -> None:
-    """Take over machine m's end and open microbatch."""
-    base, node = forest.base[forest.tree[m]], forest.leaf[m]
-    earliest, latest, tokens = forest.earliest, forest.latest, forest.tokens
-    earliest[base + node] = strip.machine_end[m]
-    latest[base + node] = max(strip.machine_end[m], strip.machine_shadow[m])
-    top = strip.machine_top[m]
-    tokens[base + node] = strip.tokens[top] if top >= 0 else 0
-    node //= 2
-    while node > 0:
-        one, at = base + 2 * node, base + node
-        earliest[at] = min(earliest[one], earliest[one + 1])
-        latest[at] = max(latest[one], latest[one + 1])
-        tokens[at] = min(tokens[one], tokens[one + 1])
-        node //= 2
-
-
-@inlined
-def pick(
-    forest: Forest, strip: Strip, i: int, target: int, fullest: bool, single: bool,
-    ticks: IntArray, share: IntArray, column: IntArray, jobs: Jobs, limits: Limits,
-    costs: Coefficients,
-) -> tuple[int, int, bool]:  # fmt: skip
-    """The machine for sample i: that which ends earliest with it, or (`fullest`) last by `target`.
+@kernel
+def fill_machines(
+    strip: Strip, samples: IntArray, target: int, single: bool, best_fit: bool, partial: bool,
+    jobs: Jobs, limits: Limits, costs: Coefficients,
+) -> bool:  # fmt: skip
+    """Give each sample to the machine that ends earliest with it.
 
     Args:
-        forest: The machines.
-        strip: Their microbatches.
-        i: The sample.
-        target: Read where `fullest`.
-        fullest: Which machine is wanted.
+        strip: Its machines are open; changed in place.
+        samples: In the order in which they are given.
+        target: Where the machines should end, in ticks.
         single: One microbatch a machine; otherwise a full one is closed and another opened.
-        ticks: (n, c) ticks of each sample at each width (see `moldable.width_columns`).
-        share: (n, c) its tokens on a rank, likewise.
-        column: (w,) the column of each tree.
+        best_fit: Prefer the machine that ends last, but by `target`.
+        partial: Samples that would not end by `target` stay out.
         jobs: All samples.
         limits: Cluster and capacities.
         costs: The coefficients.
 
     Returns:
-        The machine (-1: none has room), its end with the sample, and whether that needs a new
-        microbatch.
+        Whether every sample found room; the first that does not ends it, unless `partial`.
     """
-    # One body with local names: a call for each machine would cost more than what it does.
+    # One body with local names, taken once: what is called, or takes arrays out of a structure,
+    # for each sample costs more than what it does.
+    forest = plant(strip)
+    table, shares, column = width_columns(forest.widths, jobs, costs)
+    widths, bases, leaves, tree = forest.widths, forest.base, forest.leaves, forest.tree
     earliest, latest, held, stack = forest.earliest, forest.latest, forest.tokens, forest.stack
-    tops, shadows, encoded = strip.machine_top, strip.machine_shadow, strip.encoder_tokens
-    largest, counts, dearest = strip.unit_size, strip.units, strip.unit_ticks
-    size, count, encoder = jobs.unit_size[i], jobs.units[i], jobs.encoder_tokens[i]
-    dear, shadow = jobs.unit_ticks[i], jobs.shadow[i]
+    machine, leaf = forest.machine, forest.leaf
+    ends, shadows, tops = strip.machine_end, strip.machine_shadow, strip.machine_top
+    used, encoded, largest = strip.tokens, strip.encoder_tokens, strip.unit_size
+    counts, dearest, second = strip.units, strip.unit_ticks, strip.shadow
+    extras = np.empty(widths.shape[0], np.int64)
+    for w in range(widths.shape[0]):
+        extras[w] = overhead(widths[w], costs)
     capacity, encoder_capacity = limits.capacity, limits.encoder_capacity
-    best, best_end, best_new = -1, NEVER, False
-    best_key = -1 if fullest else NEVER
-    for w in range(forest.widths.shape[0]):
-        width, base, leaves = forest.widths[w], forest.base[w], forest.leaves[w]
-        tokens, added = share[i, column[w]], ticks[i, column[w]]
-        if tokens > capacity:
+    sizes, units, encoders = jobs.unit_size, jobs.units, jobs.encoder_tokens
+    dears, others = jobs.unit_ticks, jobs.shadow
+    for i in samples:
+        size, count, encoder, dear, shadow = sizes[i], units[i], encoders[i], dears[i], others[i]
+        m, end, new = -1, NEVER, False
+        fullest = best_fit
+        while True:
+            best_key = -1 if fullest else NEVER
+            for w in range(widths.shape[0]):
+                width, base = widths[w], bases[w]
+                tokens, added = shares[i, column[w]], table[i, column[w]]
+                if tokens > capacity:
+                    continue
+                extra = extras[w] + remainder(dear, width)
+                most = max(added + extra, shadow // width)
+                fresh = (
+                    encoder == 0 or dealt_tokens(encoder, size, count, width) <= encoder_capacity
+                )
+                stack[0], depth = 1, 1
+                while depth > 0:
+                    depth -= 1
+                    node = stack[depth]
+                    at = base + node
+                    least = earliest[at] + added
+                    if held[at] + tokens > capacity:
+                        if single:
+                            continue
+                        least += extras[w]
+                    if fullest:
+                        if least > target or latest[at] + most <= best_key:
+                            continue
+                    elif least >= best_key:
+                        continue
+                    if node < leaves[w]:
+                        one = 2 * node
+                        at = base + one
+                        if fullest:
+                            first = one if latest[at] >= latest[at + 1] else one + 1
+                        else:
+                            first = one if earliest[at] <= earliest[at + 1] else one + 1
+                        stack[depth], stack[depth + 1] = 2 * one + 1 - first, first
+                        depth += 2
+                        continue
+                    found = machine[at]
+                    if found < 0:
+                        continue
+                    b = tops[found]
+                    opens = b < 0 or held[at] + tokens > capacity
+                    if not opens and encoder > 0:
+                        dealt = dealt_tokens(
+                            encoded[b] + encoder, max(largest[b], size), counts[b] + count, width
+                        )
+                        opens = dealt > encoder_capacity
+                    ending = earliest[at] + added
+                    if opens:
+                        if (single and b >= 0) or not fresh:
+                            continue
+                        ending += extra
+                    elif dear > dearest[b]:
+                        ending += remainder(dear - dearest[b], width)
+                    key = max(ending, shadows[found] + shadow // width)
+                    if (fullest and best_key < key <= target) or (not fullest and key < best_key):
+                        m, best_key, end, new = found, key, ending, opens
+            if m >= 0 or not fullest:
+                break
+            fullest = False
+        if m < 0 or (partial and end > target):
+            if not partial:
+                return False
             continue
-        extra = overhead(width, costs) + remainder(dear, width)
-        most = max(added + extra, shadow // width)
-        fresh = encoder == 0 or dealt_tokens(encoder, size, count, width) <= encoder_capacity
-        stack[0], depth = 1, 1
-        while depth > 0:
-            depth -= 1
-            node = stack[depth]
-            at = base + node
-            least = earliest[at] + added
-            if held[at] + tokens > capacity:
-                if single:
-                    continue
-                least += overhead(width, costs)
-            if fullest:
-                if least > target or latest[at] + most <= best_key:
-                    continue
-            elif least >= best_key:
-                continue
-            if node < leaves:
-                one = 2 * node
-                if fullest:
-                    first = one if latest[base + one] >= latest[base + one + 1] else one + 1
-                else:
-                    first = one if earliest[base + one] <= earliest[base + one + 1] else one + 1
-                stack[depth], stack[depth + 1] = 2 * one + 1 - first, first
-                depth += 2
-                continue
-            m = forest.machine[at]
-            if m < 0:
-                continue
-            b = tops[m]
-            new = b < 0 or held[at] + tokens > capacity
-            if not new and encoder > 0:
-                largest_unit = max(largest[b], size)
-                dealt = dealt_tokens(encoded[b] + encoder, largest_unit, counts[b] + count, width)
-                new = dealt > encoder_capacity
-            end = earliest[at] + added
-            if new:
-                if (single and b >= 0) or not fresh:
-                    continue
-                end += extra
-            elif dear > dearest[b]:
-                end += remainder(dear - dearest[b], width)
-            key = max(end, shadows[m] + shadow // width)
-            if (fullest and best_key < key <= target) or (not fullest and key < best_key):
-                best, best_key, best_end, best_new = m, key, end, new
-    return best, best_end, best_new
+        if new:
+            _open(strip, m)
+        b, w = tops[m], tree[m]
+        used[b] += shares[i, column[w]]
+        encoded[b] += encoder
+        largest[b] = max(largest[b], size)
+        dearest[b] = max(dearest[b], dear)
+        counts[b] += count
+        second[b] += shadow
+        strip.microbatch[i] = b
+        ends[m] = end
+        shadows[m] += shadow // widths[w]
+        base, node = bases[w], leaf[m]
+        earliest[base + node] = end
+        latest[base + node] = max(end, shadows[m])
+        held[base + node] = used[b]
+        node //= 2
+        while node > 0:
+            at = base + 2 * node
+            earliest[base + node] = min(earliest[at], earliest[at + 1])
+            latest[base + node] = max(latest[at], latest[at + 1])
+            held[base + node] = min(held[at], held[at + 1])
+            node //= 2
+    return True
+
+
+@kernel
+def _open(strip: Strip, m: int) -> None:
+    """Open a microbatch on machine m."""
+    b = strip.counts[0]
+    strip.counts[0] += 1
+    strip.first[b], strip.width[b] = strip.machine_first[m], strip.machine_width[m]
+    strip.start[b] = strip.machine_end[m]
+    strip.machine[b] = m
+    strip.machine_top[m] = b

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._jit import kernel
+from ._jit import inlined, kernel
 from .ticks import Coefficients, FloatArray, IntArray, latency_ticks, reach_ticks, unit_columns
 
 NEVER = 1 << 60
@@ -76,8 +76,9 @@ def describe(
     zeros = np.zeros((6, n), np.int64)
     none = np.zeros((n, costs.node + 1), np.int64)
     jobs = Jobs(
-        tokens, reach, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], none, none.copy()
-    )
+        tokens, reach, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], none,
+        none.copy(),
+    )  # fmt: skip
     ticks = unit_columns(unit_tokens, costs)
     for i in range(n):
         jobs.units[i] = unit_offsets[i + 1] - unit_offsets[i]
@@ -94,20 +95,31 @@ def describe(
     return jobs
 
 
-def without_encoder(jobs: Jobs, shadow: IntArray, costs: Coefficients) -> Jobs:
-    """The same samples with their encoder work as a second load instead of the first one."""
+def without_encoder(jobs: Jobs, shadow: IntArray, whole: int, costs: Coefficients) -> Jobs:
+    """The same samples with their encoder work as a second load instead of the first one.
+
+    Args:
+        jobs: All samples.
+        shadow: (n,) the second load.
+        whole: Samples of at most this many ticks on one rank are expected to stay whole in wide
+            microbatches (`bins.settle`), evenly spread over the ranks.
+        costs: The coefficients.
+    """
     none = np.zeros_like(jobs.tokens)
-    return _reprice(jobs._replace(encoder_ticks=none, unit_ticks=none.copy(), shadow=shadow), costs)
+    bare = jobs._replace(encoder_ticks=none, unit_ticks=none.copy(), shadow=shadow)
+    return _reprice(bare, whole, costs)
 
 
 @kernel
-def _reprice(jobs: Jobs, costs: Coefficients) -> Jobs:
+def _reprice(jobs: Jobs, whole: int, costs: Coefficients) -> Jobs:
     ticks = np.zeros_like(jobs.ticks)
     for i in range(ticks.shape[0]):
         for degree in range(1, ticks.shape[1]):
             ticks[i, degree] = priced(
                 jobs.tokens[i], jobs.reach[i], jobs.encoder_ticks[i], degree, costs
             )
+            if ticks[i, 1] <= whole:
+                ticks[i, degree] = min(ticks[i, degree], (ticks[i, 1] + degree - 1) // degree)
     return Jobs(
         jobs.tokens, jobs.reach, jobs.encoder_ticks, jobs.unit_ticks, jobs.encoder_tokens,
         jobs.unit_size, jobs.units, jobs.shadow, ticks, jobs.share,
@@ -246,6 +258,30 @@ def alone(jobs: Jobs, i: int, degree: int, costs: Coefficients) -> int:
     return overhead(degree, costs) + job_ticks(jobs, i, degree, costs) + rest
 
 
+@inlined
+def ends_alone(
+    ticks: int, target: int, tokens: int, encoded: int, capacity: int, encoder_capacity: int
+) -> bool:
+    """Whether one rank is enough, from a sample's own numbers: no call that takes structures."""
+    return ticks <= target and tokens <= capacity and encoded <= encoder_capacity
+
+
+@kernel
+def all_fit(jobs: Jobs, degree: int, limits: Limits) -> bool:
+    """Whether every sample alone keeps within both capacities at this degree."""
+    tokens, encoded, share = jobs.tokens, jobs.encoder_tokens, degree * limits.capacity
+    capacity, encoder_capacity = limits.capacity, limits.encoder_capacity
+    inside = degree < jobs.share.shape[1]
+    for i in range(tokens.shape[0]):
+        if tokens[i] > share:
+            return False
+        held = jobs.share[i, degree] if inside else 0
+        easy = inside and held <= capacity and encoded[i] <= encoder_capacity
+        if not easy and not fits(jobs, i, degree, limits):
+            return False
+    return True
+
+
 @kernel
 def fits(jobs: Jobs, i: int, degree: int, limits: Limits) -> bool:
     """Whether sample i alone keeps within both capacities at this degree."""
@@ -284,7 +320,19 @@ def shared_work(
 ) -> int:
     """Rank-ticks when every sample of `order` takes its least degree at `target`."""
     total = 0
+    column, tokens, encoded = jobs.ticks[:, 1], jobs.tokens, jobs.encoder_tokens
+    base = overhead(1, costs)
     for i in order:
+        if ends_alone(
+            column[i] + base,
+            target,
+            tokens[i],
+            encoded[i],
+            limits.capacity,
+            limits.encoder_capacity,
+        ):
+            total += column[i]
+            continue
         d = least_degree(jobs, i, target, limits, costs)
         ticks = job_ticks(jobs, i, d, costs)
         over = max(0, overhead(d, costs) + ticks - target)
@@ -293,11 +341,11 @@ def shared_work(
 
 
 @kernel
-def work_at_degree(jobs: Jobs, degree: int, limits: Limits, costs: Coefficients) -> int:
-    """Least rank-ticks of all samples at one degree, with the fixed part of full microbatches."""
-    total, tokens = 0, 0
-    for i in range(jobs.tokens.shape[0]):
-        linear, attention, exchange = reach_ticks(jobs.tokens[i], jobs.reach[i], degree, costs)
-        total += degree * (linear + attention + exchange) + jobs.encoder_ticks[i]
-        tokens += jobs.tokens[i]
-    return total + tokens // limits.capacity * costs.fixed
+def work_at_degree(jobs: Jobs, degree: int, costs: Coefficients) -> int:
+    """Least rank-ticks of all samples at one degree, without the overhead of microbatches."""
+    total = 0
+    tokens, reach, encoders = jobs.tokens, jobs.reach, jobs.encoder_ticks
+    for i in range(tokens.shape[0]):
+        linear, attention, exchange = reach_ticks(tokens[i], reach[i], degree, costs)
+        total += degree * (linear + attention + exchange) + encoders[i]
+    return total

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._jit import inlined, kernel
+from ._jit import kernel
 from .moldable import (
     NEVER,
     Jobs,
@@ -98,7 +98,7 @@ def empty_strip(samples: int, jobs: int, ranks: int) -> Strip:
     )
 
 
-@inlined
+@kernel
 def add(strip: Strip, b: int, i: int, jobs: Jobs) -> None:
     """Put sample i into microbatch b."""
     strip.tokens[b] += share_tokens(jobs, i, strip.width[b])
@@ -112,47 +112,50 @@ def add(strip: Strip, b: int, i: int, jobs: Jobs) -> None:
 
 @kernel
 def _window_across(
-    strip: Strip, degree: int, ticks: int, target: int, single: bool, limits: Limits
-) -> tuple[int, int]:
+    strip: Strip, peak: IntArray, total: IntArray, degree: int, ticks: int, target: int,
+    single: bool, limits: Limits,
+) -> tuple[int, int]:  # fmt: skip
     """First rank and start of the best run of half nodes for a ring across nodes; -1: none."""
     best, best_key, best_start = -1, NEVER, 0
-    ranks = strip.load.shape[0]
-    for first in range(0, ranks - degree + 1, limits.grain):
-        if not may_start(first % limits.ranks, degree, limits):
+    grain = limits.grain
+    long = degree // grain
+    for g in range(strip.load.shape[0] // grain - long + 1):
+        if not may_start(g * grain % limits.ranks, degree, limits):
             continue
-        start, total = 0, 0
-        for r in range(first, first + degree):
-            start = max(start, strip.load[r])
-            total += strip.load[r]
+        start = peak[g : g + long].max()
         if single and start > 0:
             continue
-        key = start * degree - total
+        key = start * degree - total[g : g + long].sum()
         if start + ticks > target:
             key = (NEVER >> 1) + start
         if key < best_key:
-            best, best_key, best_start = first, key, start
+            best, best_key, best_start = g * grain, key, start
     return best, best_start
 
 
 @kernel
 def _window_inside(
-    strip: Strip, degree: int, ticks: int, target: int, single: bool, limits: Limits
-) -> tuple[int, int]:
+    strip: Strip, total: IntArray, degree: int, ticks: int, target: int, single: bool,
+    limits: Limits,
+) -> tuple[int, int]:  # fmt: skip
     """First rank and start of the best window of one node; fuller nodes first; -1: none."""
     best, best_key, best_start = -1, NEVER, 0
+    load, node = strip.load, limits.node
     step = degree if limits.aligned else 1
-    for node in range(0, strip.load.shape[0], limits.node):
-        total = strip.load[node : node + limits.node].sum()
-        if single and total == 0 and best >= 0 and best_key < 0:
+    per_node = node // limits.grain
+    for place in range(load.shape[0] // node):
+        begin = place * node
+        bonus = total[place * per_node : (place + 1) * per_node].sum() // node
+        if -bonus >= best_key:  # no window of this node is better
             continue
-        for first in range(node, node + limits.node - degree + 1, step):
+        for first in range(begin, begin + node - degree + 1, step):
             start, used = 0, 0
             for r in range(first, first + degree):
-                start = max(start, strip.load[r])
-                used += strip.load[r]
+                start = max(start, load[r])
+                used += load[r]
             if single and start > 0:
                 continue
-            key = 4 * (start * degree - used) - total // limits.node
+            key = 4 * (start * degree - used) - bonus
             if start + ticks > target:
                 key = (NEVER >> 1) + start
             if key < best_key:
@@ -172,19 +175,21 @@ def open_rings(
     costs: Coefficients,
 ) -> IntArray:
     """Place rings, widest first and of these the longest; return those that found no window."""
-    count = rings.shape[0]
+    count, grain = rings.shape[0], limits.grain
     key = np.empty(count, np.int64)
     for q in range(count):
         key[q] = -(degrees[q] * (1 << 40) + job_ticks(jobs, rings[q], degrees[q], costs))
+    grains = strip.load.shape[0] // grain
+    peak, total = np.zeros(grains, np.int64), np.zeros(grains, np.int64)
     rest = np.empty(count, np.int64)
     left = 0
     for q in np.argsort(key, kind="mergesort"):
         i, degree = rings[q], degrees[q]
         ticks = alone(jobs, i, degree, costs)
         if degree > limits.node:
-            first, start = _window_across(strip, degree, ticks, target, single, limits)
+            first, start = _window_across(strip, peak, total, degree, ticks, target, single, limits)
         else:
-            first, start = _window_inside(strip, degree, ticks, target, single, limits)
+            first, start = _window_inside(strip, total, degree, ticks, target, single, limits)
         if first < 0:
             rest[left] = i
             left += 1
@@ -195,4 +200,7 @@ def open_rings(
         add(strip, b, i, jobs)
         strip.load[first : first + degree] = start + ticks
         strip.top[first : first + degree] = b
+        for g in range(first // grain, (first + degree - 1) // grain + 1):
+            peak[g] = strip.load[g * grain : (g + 1) * grain].max()
+            total[g] = strip.load[g * grain : (g + 1) * grain].sum()
     return rest[:left]

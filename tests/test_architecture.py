@@ -22,10 +22,11 @@ FLOORS = (
     ("errors", "config"),
     ("shapes", "modelfiles", "families", "catalog", "flops", "cluster", "rings"),
     ("costs", "devices", "prefixes", "meta", "workloads", "memory", "plan"),
-    ("planner", "inspection", "simulate", "control"),
+    ("speeds", "planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
     ("real_counts", "real_lengths", "console"),
     (
+        "memory_command",
         "index_command",
         "plan_command",
         "simulate_command",
@@ -33,8 +34,17 @@ FLOORS = (
         "verify_lengths",
         "order_command",
     ),
-    ("train", "verify", "integrations", "report", "bench", "doctor"),
-    ("cli_options", "cli_lengths", "cli_doctor", "cli_report", "cli", "__main__"),
+    ("train", "verify", "calibrate", "integrations", "report", "bench", "doctor"),
+    (
+        "cli_options",
+        "cli_lengths",
+        "cli_bench",
+        "cli_doctor",
+        "cli_report",
+        "cli_calibrate",
+        "cli",
+        "__main__",
+    ),
 )
 """The parts of `dynapar`, from the ground up; a part may also import what stands to its left."""
 
@@ -44,7 +54,7 @@ COMMANDS = ("cli", "console", *FLOORS[6], *FLOORS[-2])
 ORDER = {part: place for place, part in enumerate(part for floor in FLOORS for part in floor)}
 """Rank of each part: it may import the parts of a lower rank."""
 
-NUMPY_ONLY = ("__init__", "bands", "evenly", "select", "shards", "trees")
+NUMPY_ONLY = ("__init__", "bands", "evenly", "heads", "prices", "select", "shards", "trees")
 """Modules of `attention` that the planner may load; they import each other and numpy alone."""
 
 LIGHT = (

@@ -104,6 +104,22 @@ def test_a_tracebacks_place_is_behind_debug(tmp_path: Path) -> None:
     assert "SourceError" in debug.stderr
 
 
+def test_a_missing_package_is_one_line() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+from dynapar.cli import main
+main(["train", "run.yaml"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: torch cannot be imported (import of torch halted; None in ")
+    assert line.endswith(
+        "Run `dynapar doctor --quick`, which says what is missing and how to install it"
+    )
+
+
 def test_a_mistake_of_all_ranks_is_said_once(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("modell: m\n")

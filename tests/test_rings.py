@@ -14,6 +14,7 @@ from dynapar.rings import (
     first_ranks,
     narrowing,
     pod_ranks,
+    windows,
 )
 
 CLUSTERS = ("1x1", "1x7", "1x8", "2x3", "5x3", "3x4", "4x6", "2x8", "5x8", "8x8", "40x2", "20x8")
@@ -139,3 +140,16 @@ def test_values_out_of_range(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         RingRules(**values)  # type: ignore[arg-type]
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("name", CLUSTERS[:10])
+def test_all_windows_are_those_of_all_degrees(name: str) -> None:
+    cluster, rules = Cluster.parse(name), RingRules(peer_budget=8)
+    found = windows(cluster, rules)
+    degrees = allowed_degrees(cluster, rules)
+    assert {d for _, d in found} == set(degrees) - {1}
+    for degree in degrees[1:]:
+        mine = [range(first, first + d) for first, d in found if d == degree]
+        pod = pod_ranks(cluster, rules)
+        assert mine == windows_of(cluster, degree, "any", pod=pod)
+    assert list(found) == sorted(found, key=lambda window: window[::-1])

@@ -170,7 +170,7 @@ def measure(case: Case, policies: Sequence[Policy] = POLICIES) -> Iterator[Peak]
 
     Torch's default group of one rank must exist.
     """
-    sample = _sample(case)
+    sample = sample_of(case)
     executor = StepExecutor(
         Adapter(case.model),
         transport=Transport(dist.new_group()),
@@ -188,9 +188,11 @@ def measure(case: Case, policies: Sequence[Policy] = POLICIES) -> Iterator[Peak]
     targets = int((sample.targets != IGNORE).sum())
     encoded = sum(side * side for side in case.sides)
     run = executor.run
-    run(executor.prepare_microbatches([_microbatch(sample, "none")], {0: sample}), targets=targets)
+    run(
+        executor.prepare_microbatches([microbatch_of(sample, "none")], {0: sample}), targets=targets
+    )
     for policy in policies:
-        queue = executor.prepare_microbatches([_microbatch(sample, policy)], {0: sample})
+        queue = executor.prepare_microbatches([microbatch_of(sample, policy)], {0: sample})
         live = LiveBytes()
         held = [p for p in case.model.parameters()]
         live.hold([*held, *(p.grad for p in held if p.grad is not None)])
@@ -227,7 +229,8 @@ class _Away:
         return back
 
 
-def _sample(case: Case) -> LoadedSample:
+def sample_of(case: Case) -> LoadedSample:
+    """The sample of a case, its images first."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 300, (case.tokens,), generator=generator)
     kinds = torch.zeros_like(ids)
@@ -251,11 +254,12 @@ def _sample(case: Case) -> LoadedSample:
     )
 
 
-def _microbatch(sample: LoadedSample, policy: Policy) -> MicroBatch:
+def microbatch_of(sample: LoadedSample, policy: Policy, *, rank: int = 0) -> MicroBatch:
+    """One sample alone on a rank."""
     encoded = sum(len(unit) for unit in sample.units.values())
     return MicroBatch(
-        ranks=(0,),
-        placements=(Placement(0, (0,), (0,) * len(sample.units)),),
+        ranks=(rank,),
+        placements=(Placement(0, (rank,), (rank,) * len(sample.units)),),
         tokens_per_rank=(len(sample.input_ids),),
         encoder_tokens_per_rank=(encoded,),
         ticks=1,

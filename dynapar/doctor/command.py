@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,11 +19,19 @@ from dynapar.doctor.kernels import check_kernels, refusals
 from dynapar.doctor.machine import cache_folders, check_cache, check_limits, find_limits
 from dynapar.doctor.place import check_place, find_place
 from dynapar.doctor.selfcheck import check_attention, check_planner, plan_twice
-from dynapar.doctor.settings import check_settings
+from dynapar.doctor.settings import check_settings, nccl_files
 from dynapar.doctor.versions import check_versions, installed
 from dynapar.errors import CheckFailedError, DynaparError
 
 MARKS: Mapping[Status, str] = MappingProxyType({"ok": "ok", "warn": "WARN", "fail": "FAIL"})
+
+SLOW: Mapping[str, str] = MappingProxyType(
+    {
+        "planner": "(the first time it is compiled, for a minute)",
+        "attention at degree 2": "(starting two ranks)",
+    }
+)
+"""What people wait for, so that they are told."""
 
 BROKEN = (ImportError, OSError, RuntimeError, DynaparError)
 """What loading or running a broken installation raises."""
@@ -69,8 +78,10 @@ def examine(
     limits = find_limits()
     yield from check_place(place, environ, cores=limits.cores)
     if broken is None:
-        yield from check_gpus(gpus, place, driver=DRIVER.exists(), build=_build())
-    yield from check_settings(environ, place, cores=limits.cores)
+        build, nccl = _build()
+        yield from check_gpus(gpus, place, driver=DRIVER.exists(), build=build, nccl=nccl)
+    files = nccl_files(environ, home=Path.home())
+    yield from check_settings(environ, place, cores=limits.cores, files=files)
     yield from check_limits(limits, place, environ)
     yield check_cache(cache_folders(environ, home=Path.home()))
     if not quick:
@@ -99,10 +110,13 @@ def _load_torch() -> tuple[Sequence[Gpu], Finding | None]:
         )
 
 
-def _build() -> str:
+def _build() -> tuple[str, bool]:
+    """What torch was built for, and whether NCCL is in it."""
     import torch
+    import torch.distributed
 
-    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    return build, torch.distributed.is_nccl_available()
 
 
 def _attend_on_ranks(check: str) -> Finding:
@@ -120,6 +134,7 @@ def _attend_on_gpu(check: str) -> Finding:
 
 
 def _attempt(check: str, run: Callable[[str], Finding]) -> Finding:
+    print(f"checking {check} {SLOW.get(check, '')}".rstrip(), file=sys.stderr, flush=True)
     try:
         return run(check)
     except BROKEN as error:

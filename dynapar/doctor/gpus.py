@@ -48,7 +48,9 @@ def find_gpus() -> list[Gpu]:
     return found
 
 
-def check_gpus(gpus: Sequence[Gpu], place: Place, *, driver: bool, build: str) -> list[Finding]:
+def check_gpus(
+    gpus: Sequence[Gpu], place: Place, *, driver: bool, build: str, nccl: bool
+) -> list[Finding]:
     """Judge the GPUs for the ranks of a place.
 
     Args:
@@ -56,6 +58,7 @@ def check_gpus(gpus: Sequence[Gpu], place: Place, *, driver: bool, build: str) -
         place: From `find_place`.
         driver: Whether the NVIDIA driver is loaded.
         build: Of torch: the version of CUDA that it was built for, or "CPU".
+        nccl: Whether that build has NCCL.
     """
     if not gpus:
         if driver:
@@ -87,6 +90,14 @@ def check_gpus(gpus: Sequence[Gpu], place: Place, *, driver: bool, build: str) -
                 "run on GPUs of one kind, or let capacity follow the smallest",
             )
         ]
+    if place.ranks > 1 and not nccl:
+        rows.append(
+            fail(
+                "NCCL",
+                f"this build of torch ({build}) has none: ranks on GPUs cannot meet",
+                "install a build of torch with NCCL, as its CUDA wheels for Linux are",
+            )
+        )
     return rows + _old(gpus) + _apart(gpus)
 
 

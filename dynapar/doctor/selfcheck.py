@@ -10,6 +10,8 @@ from dynapar.doctor.finding import Finding, fail, ok, warn
 
 LENGTHS = (52_344, 900, 1_200, 8_000, 640, 2_048, 31_000, 77) * 8
 """Tokens of the samples of the planned step."""
+COMPILED_SECONDS = 10.0
+"""Loading a planner that was compiled before takes about one."""
 SLOW_SECONDS = 0.5
 """A planned step of this size takes milliseconds; more is no compiled planner."""
 
@@ -54,7 +56,8 @@ def check_planner(found: PlannedTwice) -> Finding:
         )
     first, again = found.seconds
     text = (
-        f"a step of {len(LENGTHS)} samples in {first:.3g} s, then in {1000 * again:.3g} ms; "
+        f"a step of {len(LENGTHS)} samples in {first:.3g} s"
+        f"{' (compiled now)' if first > COMPILED_SECONDS else ''}, then in {1000 * again:.3g} ms; "
         f"digest {one[:16]}"
     )
     if again > SLOW_SECONDS:

@@ -8,6 +8,9 @@ other trainers, often takes one of these away without a word.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dynapar.doctor.finding import Finding, Status, fail, ok, warn
@@ -22,6 +25,8 @@ _DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
 _NUMBA = "https://numba.readthedocs.io/en/stable/reference/envvars.html"
 _OPENMP = "https://gcc.gnu.org/onlinedocs/libgomp/OMP_005fPROC_005fBIND.html"
 _TOKENIZERS = "https://github.com/huggingface/transformers/issues/5486"
+
+SYSTEM = Path("/etc/nccl.conf")
 
 Where = Callable[[Place], bool]
 """On which machines a setting matters."""
@@ -215,13 +220,45 @@ SETTINGS = (
 )
 
 
-def check_settings(environ: Mapping[str, str], place: Place, *, cores: int) -> list[Finding]:
+def nccl_files(environ: Mapping[str, str], *, home: Path, system: Path = SYSTEM) -> dict[str, str]:
+    """What NCCL reads beside the environment: its files' settings, those it meets first.
+
+    The file that NCCL_CONF_FILE names, else the user's own, and then the system's
+    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
+
+    Args:
+        environ: The environment variables, which win over files.
+        home: The user's folder.
+        system: The system's file.
+    """
+    given = environ.get("NCCL_CONF_FILE")
+    found: dict[str, str] = {}
+    for path in (Path(given) if given else home / ".nccl.conf", system):
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, equals, value = line.partition("=")
+            if equals and not name.lstrip().startswith("#"):
+                found.setdefault(name.strip(), value.strip())
+    return {name: value for name, value in found.items() if name not in environ}
+
+
+def check_settings(
+    environ: Mapping[str, str],
+    place: Place,
+    *,
+    cores: int,
+    files: Mapping[str, str] = MappingProxyType({}),
+) -> list[Finding]:
     """Name every variable that hurts a run at this place.
 
     Args:
         environ: The environment variables.
         place: From `find_place`.
         cores: That this process may run on.
+        files: From `nccl_files`.
 
     Returns:
         A finding for the allocator, one for each variable that hurts, and one that says how many
@@ -230,6 +267,11 @@ def check_settings(environ: Mapping[str, str], place: Place, *, cores: int) -> l
     hurting = [
         finding for setting in SETTINGS if (finding := _judge(setting, environ, place)) is not None
     ]
+    for setting in SETTINGS:
+        if setting.name.startswith("NCCL_") and (finding := _judge(setting, files, place)):
+            name = setting.name
+            do = f"take {name} out of NCCL's files"
+            hurting.append(replace(finding, check=f"{name} in a file", do=do))
     if (threads := _threads(environ, place, cores)) is not None:
         hurting.append(threads)
     looked = f"{len(SETTINGS) + 1} variables looked at, none hurts"

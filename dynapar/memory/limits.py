@@ -7,7 +7,7 @@ encoder tokens, so that the peak is the largest of a few linear `Piece`s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,9 @@ import numpy.typing as npt
 from dynapar.memory.policies import Policy
 
 IntArray = npt.NDArray[np.int64]
+
+UNLIMITED = 1 << 40
+"""Tokens where bytes set no limit."""
 
 
 class Piece(NamedTuple):
@@ -56,6 +59,25 @@ class PolicyLimits:
         peak: IntArray = np.max(moments, axis=0)
         return peak
 
+    def room(self, budget: int, encoder_tokens: int) -> int:
+        """LLM tokens of a rank that fit beside so many encoder tokens; below 0 where none do.
+
+        Args:
+            budget: Bytes of the rank.
+            encoder_tokens: That the rank encodes.
+        """
+        return min(
+            _room(budget - piece.fixed - piece.encoder_token * encoder_tokens, piece.token)
+            for piece in self.pieces
+        )
+
+
+def _room(left: int, token: int) -> int:
+    """Tokens that fit into what is left; without limit where a moment needs none for them."""
+    if left < 0:
+        return -1
+    return left // token if token > 0 else UNLIMITED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
@@ -80,13 +102,10 @@ class MemoryLimits:
         """Encoder tokens under the policy that holds most."""
         return max(limits.encoder_capacity for limits in self.policies)
 
-    def of(self, policy: Policy) -> PolicyLimits:
-        """The limits of one of the policies.
-
-        Raises:
-            KeyError: It is not among them.
-        """
-        for limits in self.policies:
-            if limits.policy == policy:
-                return limits
-        raise KeyError(policy)
+    def without_media(self) -> MemoryLimits:
+        """The same budget for a step in which nothing is encoded: all of it is for LLM tokens."""
+        policies = tuple(
+            replace(limits, capacity=limits.room(self.budget, 1), encoder_capacity=1)
+            for limits in self.policies
+        )
+        return replace(self, policies=policies)

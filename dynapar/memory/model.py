@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynapar.devices import encoder_parameters, total_parameters
 from dynapar.errors import ConfigError
@@ -185,27 +185,24 @@ def memory_limits(
     ratio = model.encoder_ratio()
     found = []
     for policy in policies:
-        pieces = model.pieces(policy)
-        if encoder_capacity is None:
-            room = [_room(budget - p.fixed, p.token + ratio * p.encoder_token) for p in pieces]
-        else:
-            room = [
-                _room(budget - p.fixed - p.encoder_token * encoder_capacity, p.token)
-                for p in pieces
-            ]
-        capacity = min(room)
         host = model.host_bytes() if policy == "offload" else (0, 0)
+        limits = PolicyLimits(
+            policy=policy,
+            pieces=model.pieces(policy),
+            capacity=0,
+            encoder_capacity=encoder_capacity or 1,
+            host_token=host[0],
+            host_encoder_token=host[1],
+        )
+        if encoder_capacity is None:
+            # So many tokens of media, and what is encoded for them.
+            both = [Piece(p.fixed, p.token + ratio * p.encoder_token, 0) for p in limits.pieces]
+            capacity = replace(limits, pieces=tuple(both)).room(budget, 0)
+            limits = replace(limits, encoder_capacity=max(1, ratio * capacity))
+        else:
+            capacity = limits.room(budget, encoder_capacity)
         if capacity >= LEAST_CAPACITY:
-            found.append(
-                PolicyLimits(
-                    policy=policy,
-                    pieces=pieces,
-                    capacity=capacity,
-                    encoder_capacity=encoder_capacity or max(1, ratio * capacity),
-                    host_token=host[0],
-                    host_encoder_token=host[1],
-                )
-            )
+            found.append(replace(limits, capacity=capacity))
     if found:
         return MemoryLimits(
             budget=budget,
@@ -214,13 +211,6 @@ def memory_limits(
             encoder_trained=model.encoder_trained,
         )
     raise _nothing_fits(model, states, memory, budget, policies)
-
-
-def _room(left: int, token: int) -> int:
-    """Tokens that fit into what is left; without limit where a moment needs none for them."""
-    if left < 0:
-        return -1
-    return left // token if token > 0 else 1 << 40
 
 
 def _nothing_fits(
@@ -234,6 +224,8 @@ def _nothing_fits(
     )
     least = max(states.held, states.held - states.gathered + states.optimizer_step)
     if least >= budget:
+        if least > states.held:
+            held += f", and the optimizer's step {shown(states.optimizer_step)}"
         hint = (
             'shard them (--sharding full, with --sync microbatch, or "gathered" or "zero1")'
             if model.sharding == "ddp"

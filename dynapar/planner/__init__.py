@@ -7,6 +7,7 @@ computes the same one, and none has to be sent.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from dynapar.planner.homogeneous import (
 )
 from dynapar.planner.problem import make_problem
 from dynapar.planner.random import random_plan as random_plan
+from dynapar.planner.recompute import plan_within
 from dynapar.planner.step import best_step
 from dynapar.planner.waves import best_waves
 
@@ -61,6 +63,11 @@ def plan_step(
         PlanError: A sample cannot be placed (the message names it, the limit and the remedies), or
             no way was found to give all ranks equal counts.
     """
+    if config.memory is not None:
+        one = partial(homogeneous_plan, degree=None)
+        return plan_within(
+            plan_step, one, samples, step=step, cluster=cluster, costs=costs, config=config
+        )
     began = time.perf_counter()
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
     order = problem.order
@@ -70,7 +77,7 @@ def plan_step(
     else:
         find = best_waves if problem.lockstep else best_step
         dynamic = find(problem, order, bound)
-        degree, homogeneous = best_homogeneous(problem, order, rival=dynamic.makespan)
+        degree, homogeneous = best_homogeneous(problem, rival=dynamic.makespan)
     dynamic, least = search_few(problem, dynamic, homogeneous, bound)
     found, single = dynamic, False
     if homogeneous is not None:
@@ -111,6 +118,11 @@ def homogeneous_plan(
         EmptyStepError: There are no samples.
         PlanError: The degree is not one of the cluster's, or some sample does not fit at it.
     """
+    if config.memory is not None:
+        one = partial(homogeneous_plan, degree=degree)
+        return plan_within(
+            None, one, samples, step=step, cluster=cluster, costs=costs, config=config
+        )
     began = time.perf_counter()
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
     allowed = problem.limits.degrees.tolist()
@@ -118,15 +130,14 @@ def homogeneous_plan(
         raise PlanError(
             f"degree is {degree}; cluster {cluster} allows {', '.join(map(str, allowed))}"
         )
-    order = problem.order
     equal = config.equal_counts
     if degree is None:
-        best = best_equal_homogeneous(problem) if equal else best_homogeneous(problem, order)
+        best = best_equal_homogeneous(problem) if equal else best_homogeneous(problem)
         degree, found = best
     elif not fits_all(problem, degree):
         found = None
     else:
-        found = equal_at_degree(problem, degree) if equal else at_degree(problem, order, degree)
+        found = equal_at_degree(problem, degree) if equal else at_degree(problem, degree)
     fitting = fits_all(problem, degree) if degree else bool(homogeneous_degrees(problem))
     if found is None and equal and fitting:
         raise no_way(problem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynapar.errors import ConfigError
+from dynapar.memory.limits import MemoryLimits
 from dynapar.plan import Sync
 from dynapar.rings import Degrees, RingRules, Windows
 
@@ -35,6 +36,9 @@ class PlannerConfig:
     """Every rank runs equally many microbatches, none of them a dummy, and all samples of a
     microbatch have its width as their degree, as runtimes need that switch context parallelism
     themselves."""
+    memory: MemoryLimits | None = None
+    """A budget of bytes with the policies that microbatches may recompute by; their capacities then
+    replace `capacity` and `encoder_capacity`."""
 
     def __post_init__(self) -> None:
         for name in ("capacity", "encoder_capacity"):

@@ -106,7 +106,7 @@ def best_equal(problem: Problem, bound: int) -> Candidate | None:
 def best_equal_homogeneous(problem: Problem) -> tuple[int, Candidate | None]:
     """The best layout found with one degree, and the degree; (0, None) where there is none."""
     waved = in_waves(problem)
-    degree, found = best_homogeneous(waved, problem.order)
+    degree, found = best_homogeneous(waved)
     best = None if found is None else _spread(problem, waves_of(found.layout), degree)
     if best is not None:
         return degree, best
@@ -119,7 +119,7 @@ def best_equal_homogeneous(problem: Problem) -> tuple[int, Candidate | None]:
 
 def equal_at_degree(problem: Problem, degree: int) -> Candidate | None:
     """The layout found with this degree, which all samples fit; None where there is none."""
-    found = at_degree(in_waves(problem), problem.order, degree)
+    found = at_degree(in_waves(problem), degree)
     return None if found is None else _spread(problem, waves_of(found.layout), degree)
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from dynapar.packing.construct import construct_groups
-from dynapar.packing.moldable import fits, work_at_degree
-from dynapar.packing.ticks import IntArray
-from dynapar.planner.differencing import by_differencing
+from dynapar.packing.moldable import all_fit, overhead, work_at_degree
+from dynapar.planner.differencing import by_differencing, in_waves
 from dynapar.planner.problem import Candidate, Problem, better, candidate, polish
 
 ROUNDS = 100
@@ -17,10 +12,13 @@ ROUNDS = 100
 MORE_WAVES = 4
 """Waves tried beyond the fewest that hold all tokens."""
 NEAR = 0.01
-"""Where the best degree may still win."""
+"""A degree that ends within this of a rival may still win when it is dealt in more ways."""
 FEW = 128
-SHARPENED = 2048
-"""Samples up to which dealing by largest differencing is quick, at all degrees and at one."""
+"""Up to this many samples, every degree that may win is dealt in all ways."""
+CLOSE = 0.001
+"""Multifit is left out where what is known is this close to the floor."""
+HALVINGS = 6
+"""Of multifit's range."""
 
 
 def homogeneous_degrees(problem: Problem) -> tuple[int, ...]:
@@ -35,84 +33,138 @@ def homogeneous_degrees(problem: Problem) -> tuple[int, ...]:
 
 def fits_all(problem: Problem, degree: int) -> bool:
     """Whether every sample keeps within both capacities at this degree."""
-    jobs, limits = problem.jobs, problem.limits
-    if -(-int(jobs.tokens.max(initial=0)) // degree) > limits.capacity:
-        return False
-    return all(fits(jobs, i, degree, limits) for i in _suspects(problem, degree))
+    return bool(all_fit(problem.jobs, degree, problem.limits))
 
 
-def _suspects(problem: Problem, degree: int) -> Sequence[int]:
-    jobs, limits = problem.jobs, problem.limits
-    share = (limits.capacity - 1) * degree
-    heavy = (jobs.tokens > share) | (jobs.encoder_tokens > limits.encoder_capacity)
-    if degree > 1:
-        heavy |= jobs.tokens < 2 * degree
-    return [int(i) for i in np.flatnonzero(heavy)]
-
-
-def best_homogeneous(
-    problem: Problem, order: IntArray, *, rival: int | None = None
-) -> tuple[int, Candidate | None]:
+def best_homogeneous(problem: Problem, *, rival: int | None = None) -> tuple[int, Candidate | None]:
     """The best degree and its layout; (0, None) where no single degree fits all samples.
 
     Args:
         problem: The step.
-        order: Its samples, longest first.
-        rival: A makespan that is known, in ticks: where one degree ends `NEAR` it, and the samples
-            are at most `SHARPENED`, they are also dealt by largest differencing. None: always.
-            Up to `FEW` samples are dealt so at every degree.
+        rival: A makespan that is known, in ticks. A degree whose floor is not below it cannot win
+            and is dealt in one way, to price it. One that ends `NEAR` it is dealt in all ways.
+            None: every degree that may be the best is dealt in all ways.
     """
-    limits, constants = problem.limits, problem.constants
-    degrees = homogeneous_degrees(problem)
-    work = {d: int(work_at_degree(problem.jobs, d, limits, constants)) for d in degrees}
+    floors = {degree: floor(problem, degree) for degree in homogeneous_degrees(problem)}
     best_degree, best = 0, None
-    for degree in sorted(degrees, key=lambda d: (work[d], d)):
-        if best is not None and work[degree] >= best.makespan * limits.ranks:
-            continue
-        found = at_degree(problem, order, degree)
-        if len(problem.samples) <= FEW:
-            found = better(found, by_differencing(problem, order, degree))
+    for degree in sorted(floors, key=lambda d: (floors[d], d)):
+        if best is not None and floors[degree] >= best.makespan:
+            break
+        found = at_degree(problem, degree)
+        if found is not None and (rival is None or floors[degree] < rival):
+            least = found.makespan if best is None else min(found.makespan, best.makespan)
+            against = least if rival is None else min(least, rival)
+            if len(problem.samples) <= FEW or found.makespan <= against * (1 + NEAR):
+                found = sharpened(problem, degree, found)
         if found is not None and (best is None or found.makespan < best.makespan):
             best_degree, best = degree, found
-    near = rival is None or (best is not None and best.makespan <= rival * (1 + NEAR))
-    if best is not None and near and FEW < len(problem.samples) <= SHARPENED:
-        best = better(best, by_differencing(problem, order, best_degree))
     return best_degree, best
 
 
-def at_degree(problem: Problem, order: IntArray, degree: int) -> Candidate | None:
-    """The best layout found at one degree; None where it does not fit."""
-    if not problem.lockstep:
-        return _packed(problem, order, degree, waves=0)
+def floor(problem: Problem, degree: int, waves: int = 0) -> int:
+    """What no layout at this degree falls below, in ticks.
+
+    The slowest rank has at least the mean of the ranks that run anything: their share of all work,
+    and a microbatch's overhead as often as memory forces one on them, once at least.
+
+    Args:
+        problem: The step.
+        degree: Of every sample.
+        waves: How many there are; 0 for as few as memory allows, or where ranks meet once.
+    """
+    jobs, limits, costs = problem.jobs, problem.limits, problem.constants
+    ranks = usable_ranks(problem, degree)
+    work = int(work_at_degree(jobs, degree, costs)) // ranks
+    shared = int(overhead(degree, costs))
+    if not waves:
+        microbatches = int(jobs.tokens.sum()) // limits.capacity
+        return work + max(shared, shared * microbatches // ranks)
+    return max(work + waves * shared, waves * costs.llm_floor)
+
+
+def usable_ranks(problem: Problem, degree: int) -> int:
+    """Ranks that groups of this degree take up."""
     limits = problem.limits
-    least = -(-int(problem.jobs.tokens.sum()) // (limits.ranks * limits.capacity))
+    if degree > limits.node:
+        return limits.ranks // degree * degree
+    return limits.ranks // limits.node * (limits.node // degree) * degree
+
+
+def at_degree(problem: Problem, degree: int) -> Candidate | None:
+    """A good layout of one degree, quickly; None where it does not fit.
+
+    Args:
+        problem: The step.
+        degree: One at which every sample fits.
+    """
+    if not problem.lockstep:
+        return _packed(problem, degree, waves=0)
+    limits = problem.limits
+    least = max(1, -(-int(problem.jobs.tokens.sum()) // (limits.ranks * limits.capacity)))
     best: Candidate | None = None
-    for waves in range(max(1, least), max(1, least) + MORE_WAVES + least // 3):
-        found = _packed(problem, order, degree, waves=waves)
+    for waves in range(least, least + MORE_WAVES + least // 3):
+        if best is not None and floor(problem, degree, waves) >= best.makespan:
+            break
+        found = _packed(problem, degree, waves=waves)
         if best is not None and (found is None or found.makespan >= best.makespan):
             break
         best = found or best
     return best
 
 
-def _packed(problem: Problem, order: IntArray, degree: int, *, waves: int) -> Candidate | None:
-    """Longest first to the machine that ends earliest, or fullest up to a target; then improved."""
+def _packed(problem: Problem, degree: int, *, waves: int) -> Candidate | None:
+    """Longest first to the machine that ends earliest; where memory forbids it, best fit."""
+    goal = floor(problem, degree) // max(1, waves) + problem.constants.fixed
+    found = _grouped(problem, degree, goal, best_fit=False, waves=waves)
+    if found is None:
+        found = _grouped(problem, degree, goal + goal // 50, best_fit=True, waves=waves)
+    return found
+
+
+def _grouped(
+    problem: Problem, degree: int, goal: int, *, best_fit: bool, waves: int, improved: bool = True
+) -> Candidate | None:
     limits = problem.limits
-    work = int(work_at_degree(problem.jobs, degree, limits, problem.constants))
-    usable = limits.ranks // degree * degree
-    if degree <= limits.node:
-        usable = limits.ranks // limits.node * (limits.node // degree) * degree
-    target = work // (usable * max(1, waves)) + problem.constants.fixed
-    wide = degree > limits.node and limits.ranks % degree == limits.pod % degree == 0
-    best: Candidate | None = None
-    for best_fit, goal in ((False, target), (True, target + target // 50)):
-        done, strip = construct_groups(
-            order, goal, degree, best_fit, waves, problem.jobs, limits, problem.constants
-        )
-        if not done:
-            continue
+    done, strip = construct_groups(
+        problem.order, goal, degree, best_fit, waves, problem.jobs, limits, problem.constants
+    )
+    if not done:
+        return None
+    if improved:
         polish(problem, strip, rounds=ROUNDS + limits.ranks)
-        found = candidate(problem, strip, waves=waves, block=degree if wide else None, mixed=False)
-        if found is not None and (best is None or found.makespan < best.makespan):
-            best = found
+    wide = degree > limits.node and limits.ranks % degree == limits.pod % degree == 0
+    return candidate(problem, strip, waves=waves, block=degree if wide else None, mixed=False)
+
+
+def sharpened(problem: Problem, degree: int, start: Candidate) -> Candidate:
+    """The best of `start` and what largest differencing and best fit find, in the best waves.
+
+    Args:
+        problem: The step.
+        degree: One at which every sample fits.
+        start: What `at_degree` found.
+    """
+    best = better(start, by_differencing(problem, degree, rival=start.makespan)) or start
+    least = floor(problem, degree)
+    if best.makespan > least * (1 + CLOSE):
+        best = better(best, _multifit(problem, degree, best)) or best
+    if problem.lockstep:
+        layout = best.layout
+        best = better(best, in_waves(problem, degree, layout.offsets, layout.order)) or best
+    return best
+
+
+def _multifit(problem: Problem, degree: int, start: Candidate) -> Candidate | None:
+    """Bisect the end that best fit meets, between no waste at all and what is known."""
+    waves = len(start.waves)
+    low, high = floor(problem, degree), start.makespan
+    if waves:
+        low, high = low // waves, int(start.waves.sum(axis=1).max())
+    best: Candidate | None = None
+    for _ in range(HALVINGS):
+        middle = (low + high) // 2
+        found = _grouped(problem, degree, middle, best_fit=True, waves=waves, improved=False)
+        best = better(best, found)
+        reached = found is not None and found.makespan <= middle * max(1, waves)
+        low, high = (low, middle) if reached else (middle, high)
     return best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from dynapar.planner.build import GivenMicroBatch, GivenSample, assemble, to_pla
 from dynapar.planner.config import PlannerConfig
 from dynapar.planner.equal import Block, equal_candidates, filled, in_waves
 from dynapar.planner.problem import Problem, make_problem
+from dynapar.planner.recompute import plan_within
 from dynapar.rings import first_ranks
 
 Window = tuple[int, int]
@@ -42,6 +44,11 @@ def random_plan(
     Raises:
         PlanError: A sample cannot be placed at all, or as `plan_step` with `equal_counts`.
     """
+    if config.memory is not None:
+        plan = partial(random_plan, seed=seed)
+        return plan_within(
+            plan, None, samples, step=step, cluster=cluster, costs=costs, config=config
+        )
     problem = make_problem(samples, step=step, cluster=cluster, costs=costs, config=config)
     rng = np.random.default_rng([seed, step])
     degrees = problem.limits.degrees.tolist()

@@ -28,37 +28,16 @@ class Setting(NamedTuple):
     """Balance encoder and LLM each for itself (in waves only)."""
 
 
-_LOCKSTEP = (
-    (104, 2, 2, True),
-    (100, 1, 1, False),
-    (102, 2, 2, False),
-    (106, 4, 4, False),
-    (100, 2, 2, False),
-    (104, 4, 4, True),
-    (106, 1, 1, False),
-    (110, 4, 4, False),
-    (115, 2, 2, True),
-)
-_NODES = ((100, 8, 8, False, True), (102, 8, 8, True, True), (104, 4, 4, False, True))
+_LOCKSTEP = ((102, 2, 2, False), (100, 1, 1, False))
+_NODES = ((100, 8, 8, False, True), (104, 4, 4, False, True))
 """Wide microbatches, where encoder units can be dealt freely."""
-_SPARSE = (
+_STACKED = (
     (100, 2, 1, False),
-    (100, 4, 1, False),
-    (100, 2, 2, True),
+    (100, 1, 1, False),
     (103, 4, 4, False),
-    (100, 1, 1, False),
-    (103, 2, 2, False),
-    (106, 1, 1, False),
-    (106, 4, 4, True),
-)
-_DENSE = (
-    (100, 1, 1, False),
-    (100, 2, 1, False),
-    (103, 1, 1, False),
     (100, 2, 2, True),
-    (103, 2, 2, False),
     (100, 4, 1, False),
-    (108, 2, 1, False),
+    (103, 2, 2, False),
 )
 
 
@@ -76,8 +55,7 @@ def settings(problem: Problem) -> tuple[Setting, ...]:
     elif problem.lockstep:
         rows = [(*row, False) for row in _LOCKSTEP]
     else:
-        table = _SPARSE if samples <= 4 * limits.ranks else _DENSE
-        rows = [(*row, False) for row in table]
+        rows = [(*row, False) for row in _STACKED]
     if problem.lockstep and len(problem.unit_tokens):
         rows = [*_NODES, *rows]
     most = min(limits.node, limits.largest)

@@ -6,6 +6,7 @@ while they idle little; what is left shares one target over all its waves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from dynapar.packing.construct import construct
 from dynapar.packing.moldable import Jobs, shared_work, without_encoder
 from dynapar.packing.peel import leader_targets
+from dynapar.packing.refine import refine
 from dynapar.packing.ticks import IntArray, Layout
 from dynapar.planner.problem import Candidate, Problem, arrange, polish, price
 from dynapar.planner.step import FEW, GOOD, Setting, one_by_one, settings
@@ -23,6 +25,14 @@ LEADERS = 4096
 """Samples that are looked at to size a peeled wave."""
 LEAST_FILL = 0.75
 """A wave that is less full than this is not worth peeling."""
+WHOLE = 0.5
+"""Samples of at most this share of a wave stay whole in wide microbatches, as a rule."""
+STEEP = 0.01
+"""Peeling ends where it promises a step so much longer."""
+CLOSE = 0.02
+"""A gap from which evening out may end the search."""
+REFINED = 100
+"""Changes tried on a finished layout, and two more a microbatch."""
 ROUNDS = 100
 """Rounds of local search, and one more a rank and wave."""
 
@@ -73,20 +83,18 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
     search = _Search(problem, bound)
     few = len(order) <= FEW
     found: list[tuple[int, int, Way]] = []
-    for way in search.promising(order):
-        if search.fill_up(way, found):
+    for way in search.ways(order):
+        search.fill_up(way, found)
+        if search.close and search.even_out():
             return search.result(order)
     found.sort(key=lambda entry: entry[0])
-    tried = 0
     choices = settings(problem)
-    for value, waves, way in found[: 3 if few else 2]:
+    for _, waves, way in found[: 3 if few else 1]:
         for setting in choices:
-            if value > found[0][0] * 1.02 and tried > len(choices) and not few:
-                break
             search.attempt(way, waves, setting)
-            tried += 1
-            if search.good:
+            if search.close and search.even_out():
                 return search.result(order)
+    search.even_out()
     return search.result(order)
 
 
@@ -97,6 +105,8 @@ class _Search:
         self.problem = problem
         self.bound = bound
         self.best: Candidate | None = None
+        self.evened: Candidate | None = None
+        """The best one when it was last evened out."""
         limits, costs = problem.limits, problem.constants
         tokens = problem.jobs.tokens.astype(np.float64)
         attention = costs.attention_pair * tokens * (problem.jobs.reach + costs.attention_half)
@@ -105,13 +115,35 @@ class _Search:
         self.least = max(costs.fixed + costs.linear_rank, costs.llm_floor)
         self.room = limits.ranks * limits.capacity
         self.overhead = costs.fixed + costs.linear_rank
+        self.tried: set[tuple[int, int, Setting]] = set()
+        """Peeled waves, other waves and setting of each attempt."""
 
     @property
     def good(self) -> bool:
         return self.best is not None and self.best.makespan <= self.bound * (1 + GOOD)
 
+    @property
+    def close(self) -> bool:
+        """Whether evening the best layout out may make it good."""
+        return self.best is not None and self.best.makespan <= self.bound * (1 + CLOSE)
+
     def result(self, order: IntArray) -> Candidate:
         return self.best if self.best is not None else one_by_one(self.problem, order)
+
+    def even_out(self) -> bool:
+        """Move samples between the microbatches of the best layout; whether it is good now."""
+        problem, best = self.problem, self.best
+        if best is None or best is self.evened or self.good:
+            return self.good
+        layout = Layout(*(column.copy() for column in best.layout))
+        rounds = REFINED + 2 * len(layout.first)
+        goal = int(self.bound * (1 + GOOD / 2))
+        changes = refine(
+            layout, rounds, goal, problem.jobs, problem.unit_offsets, problem.unit_tokens,
+            problem.limits, problem.constants,
+        )  # fmt: skip
+        self.best = self.evened = price(problem, layout) if changes else best
+        return self.good
 
     def fewest(self, order: IntArray, fill: float = 1.0) -> int:
         """Waves that hold the tokens of these samples, filled to this share."""
@@ -122,21 +154,32 @@ class _Search:
         """Length of a wave were all work spread evenly."""
         return self.overhead + int(self.work[order].sum()) // (self.problem.limits.ranks * waves)
 
-    def promising(self, order: IntArray) -> list[Way]:
-        """Nothing peeled, one wave peeled, two, ...: the three that promise most."""
-        ways = [Way(order, (), 0)]
-        while len(ways) <= PEELED:
-            way = self._peel(ways[-1])
-            if way is None:
-                break
-            ways.append(way)
-        return sorted(ways, key=self._promise)[:3]
+    def ways(self, order: IntArray) -> Iterator[Way]:
+        """What promises most of nothing peeled, one wave peeled, two, ...: at most three of them.
 
-    def _promise(self, way: Way) -> int:
+        Nothing peeled comes first, before any wave is peeled, where it may be good enough.
+        """
+        whole = Way(order, (), 0)
+        least = self.floor(whole, self.fewest(order, 0.99))
+        first = least <= self.bound * (1 + GOOD)
+        if first:
+            yield whole
+        promises, way = [(least, whole)], self._peel(whole)
+        while way is not None and len(promises) <= PEELED:
+            promise = self.floor(way, self.fewest(way.order, 0.99))
+            promises.append((promise, way))
+            if promise > least * (1 + STEEP):
+                break
+            least = min(promise, least)
+            way = self._peel(way)
+        best = sorted(promises, key=lambda entry: entry[0])[:3]
+        yield from (way for _, way in best if not (first and way is whole))
+
+    def floor(self, way: Way, waves: int) -> int:
+        """What a way with so many more waves hardly falls below: its work shared out evenly."""
         if not len(way.order):
             return way.spent
         problem = self.problem
-        waves = self.fewest(way.order, 0.99)
         target = max(self.even(way.order, waves), self.least)
         shared = int(
             shared_work(problem.jobs, way.order, target, problem.limits, problem.constants)
@@ -156,7 +199,7 @@ class _Search:
         )
         width = min(2, problem.limits.node, problem.limits.largest)
         best, best_fill = None, LEAST_FILL
-        for k in np.argsort(-fills, kind="stable")[:3]:
+        for k in np.argsort(-fills, kind="stable")[:2]:
             done, strip = construct(
                 order, int(targets[k]), width, width, True, True, 1,
                 problem.jobs, problem.limits, problem.constants,
@@ -176,8 +219,8 @@ class _Search:
                 best_fill = fill
         return best
 
-    def fill_up(self, way: Way, found: list[tuple[int, int, Way]]) -> bool:
-        """Try the fewest waves for what is left, then more while that helps; True when good."""
+    def fill_up(self, way: Way, found: list[tuple[int, int, Way]]) -> None:
+        """Try the fewest waves for what is left, then more while that helps."""
         fewest = self.fewest(way.order)
         node = min(self.problem.limits.node, self.problem.limits.largest)
         a_rank = len(way.order) / (self.problem.limits.ranks * fewest)
@@ -186,18 +229,23 @@ class _Search:
             setting = settings(self.problem)[0]
         last: int | None = None
         for waves in range(fewest, max(fewest + 2, fewest * 7 // 5 + 1) + 1):
+            if self.best is not None and self.floor(way, waves) >= self.best.makespan:
+                break
             value = self.attempt(way, waves, setting)
             if self.good:
-                return True
+                return
             if value is not None and len(way.order):
                 found.append((value, waves, way))
             if not len(way.order) or (last is not None and (value is None or value > last)):
                 break
             last = value if value is not None else last
-        return False
 
     def attempt(self, way: Way, waves: int, setting: Setting) -> int | None:
         """Build the rest of a way in so many waves; its value, None where it does not fit."""
+        key = (len(way.peeled), waves, setting)
+        if key in self.tried:
+            return None
+        self.tried.add(key)
         layouts = way.peeled
         if len(way.order):
             layout = self._rest(way, waves, setting)
@@ -237,4 +285,5 @@ class _Search:
         ranks = self.problem.limits.ranks
         llm = max(1, int(self.work[order].sum()) - encoder + ranks * waves * self.overhead)
         shadow = (jobs.encoder_ticks * (llm / encoder)).astype(np.int64)
-        return without_encoder(jobs, shadow, self.problem.constants)
+        whole = int(WHOLE * llm / (ranks * waves))
+        return without_encoder(jobs, shadow, whole, self.problem.constants)

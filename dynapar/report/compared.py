@@ -1,6 +1,8 @@
 """Price plans beside static and padded layouts of the same samples, under one set of costs.
 
-All three go through the same replay, as in `dynapar simulate`. Under other costs than those of the
+All three go through the same replay, as in `dynapar simulate`. Where the plans follow from a budget
+of bytes, static and padded layouts keep to it as well: by the one recompute policy for all their
+microbatches with which they are shortest. Under other costs than those of the
 plans the comparison still holds all alike, but dynapar's plans were not made for those costs; the
 difference is reported.
 """
@@ -9,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from statistics import fmean, median
+from statistics import median
 from typing import Literal
+
+import numpy as np
 
 from dynapar.cluster import Cluster
 from dynapar.costs import TICKS_PER_SECOND, Costs
 from dynapar.errors import PlanError
+from dynapar.memory.policies import POLICIES, Policy
 from dynapar.plan import StepPlan, validate
+from dynapar.plan.pricing import policy_costs
 from dynapar.planner import PlannerConfig
 from dynapar.planner.problem import Problem, make_problem
 from dynapar.report.model import Compared, LayoutFigures
@@ -26,6 +32,8 @@ from dynapar.simulate.schedule import Schedule, from_layout, from_plan
 from dynapar.simulate.static import static_layouts
 
 Name = Literal["dynapar", "static", "padded"]
+Maker = Callable[[Sequence[Problem]], list[Schedule]]
+"""Makes one schedule a step."""
 
 
 def compare_plans(
@@ -52,18 +60,20 @@ def compare_plans(
     """
     for plan in plans:
         validate(plan)
-    problems = [problem_of(plan, costs) for plan in plans]
     notes: list[str] = []
     ours = _run("dynapar", [from_plan(plan, costs) for plan in plans])
+    used = np.unique(np.concatenate([plan.columns.recompute for plan in plans])).tolist()
+    policies = {"dynapar": ", ".join(POLICIES[policy] for policy in used) or "none"}
     runs: list[tuple[Name, Run]] = [("dynapar", ours)]
     advance(1, 3)
-    makers: tuple[tuple[Name, Callable[[], list[Schedule]]], ...] = (
-        ("static", lambda: _static(problems)),
-        ("padded", lambda: _padded(problems, longest)),
+    makers: tuple[tuple[Name, Maker], ...] = (
+        ("static", _static),
+        ("padded", lambda problems: _padded(problems, longest)),
     )
     for done, (name, make) in enumerate(makers, start=2):
         try:
-            runs.append((name, _run(name, make())))
+            policies[name], run = _shortest(name, make, plans, costs)
+            runs.append((name, run))
         except PlanError as error:
             notes.append(f"There is no {name} layout to compare with: {error}.")
         advance(done, 3)
@@ -76,23 +86,68 @@ def compare_plans(
                 abs(priced / plan.makespan - 1) if plan.makespan else 0.0
                 for priced, plan in zip(ours.makespans, plans, strict=True)
             ),
-            layouts=tuple(_figures(name, run, ours) for name, run in runs),
+            layouts=tuple(_figures(name, run, ours, policies[name]) for name, run in runs),
         ),
         notes,
     )
 
 
-def problem_of(plan: StepPlan, costs: Costs) -> Problem:
-    """The planning problem that a plan solves."""
-    node = plan.ranks_per_node
+def _shortest(
+    name: Name, make: Maker, plans: Sequence[StepPlan], costs: Costs
+) -> tuple[Policy, Run]:
+    """What a maker gives under the recompute policy with which it is shortest, and which that is.
+
+    Raises:
+        PlanError: It gives nothing under any.
+    """
+    found: list[tuple[int, Policy, Run]] = []
+    failure: PlanError | None = None
+    for policy in _policies(plans):
+        try:
+            run = _run(name, make([problem_of(plan, costs, policy) for plan in plans]))
+        except PlanError as error:
+            failure = error
+            continue
+        found.append((sum(run.makespans), policy, run))
+    if not found:
+        assert failure is not None
+        raise failure
+    _, policy, run = min(found, key=lambda each: each[0])
+    return policy, run
+
+
+def _policies(plans: Sequence[StepPlan]) -> list[Policy]:
+    """Those that the budget of every plan allows; "none" alone without budgets."""
+    if any(plan.memory is None for plan in plans):
+        return ["none"]
+    allowed = [{limits.policy for limits in plan.memory.policies} for plan in plans if plan.memory]
+    return [policy for policy in POLICIES if all(policy in each for each in allowed)]
+
+
+def problem_of(plan: StepPlan, costs: Costs, policy: Policy = "none") -> Problem:
+    """The planning problem that a plan solves, with one recompute policy for all microbatches.
+
+    Args:
+        plan: The plan.
+        costs: Of microbatches that keep everything.
+        policy: One that the plan's budget allows; "none" without a budget.
+
+    Raises:
+        PlanError: A sample cannot be placed.
+    """
+    node, memory = plan.ranks_per_node, plan.memory
+    capacity, encoder_capacity = plan.capacity, plan.encoder_capacity
+    if memory is not None:
+        limits = next(each for each in memory.policies if each.policy == policy)
+        capacity, encoder_capacity = limits.capacity, limits.encoder_capacity
     return make_problem(
         plan.samples,
         step=plan.step,
         cluster=Cluster(nodes=plan.ranks // node, ranks_per_node=node),
-        costs=costs,
+        costs=policy_costs(costs, policy, memory),
         config=PlannerConfig(
-            capacity=plan.capacity,
-            encoder_capacity=plan.encoder_capacity,
+            capacity=capacity,
+            encoder_capacity=encoder_capacity,
             sync=plan.sync,
             equal_counts=plan.equal_counts,
             **asdict(plan.rings),
@@ -136,13 +191,14 @@ def _padded(problems: Sequence[Problem], longest: int) -> list[Schedule]:
     return [padded_schedule(problem, degree=degree) for problem in problems]
 
 
-def _figures(name: Name, run: Run, ours: Run) -> LayoutFigures:
+def _figures(name: Name, run: Run, ours: Run, recompute: str) -> LayoutFigures:
     found = gains(run, ours)
     tokens = sum(schedule.tokens for schedule in run.schedules)
     computed = sum(schedule.computed_tokens for schedule in run.schedules)
     whole, own = _whole_steps(run), _whole_steps(ours)
     return LayoutFigures(
         name=name,
+        recompute=recompute,
         degrees=tuple(sorted({d for schedule in run.schedules for d in schedule.degrees})),
         makespans=tuple(ticks / TICKS_PER_SECOND for ticks in run.makespans),
         gain=median(found),
@@ -163,8 +219,3 @@ def _whole_steps(run: Run) -> int:
     """Ticks of all steps, closing passes included."""
     pairs = zip(run.timelines, run.schedules, strict=True)
     return sum(timeline.makespan + schedule.closing for timeline, schedule in pairs)
-
-
-def mean_makespan(layout: LayoutFigures) -> float:
-    """Seconds, over the compared steps."""
-    return fmean(layout.makespans)

@@ -20,7 +20,9 @@ LEAST_HEIGHT, MOST_HEIGHT = 150, 460
 def gantt_section(gantts: Sequence[Gantt]) -> str:
     """All chosen steps, one at a time where scripts run, else one below another."""
     entries = [(f"d{degree}", str(degree)) for degree in shown_degrees(gantts)]
-    entries += [("d1 enc", "encoder part (lighter)"), ("l-bound", "lower bound")]
+    if any(box.part == "encoder" for gantt in gantts for box in gantt.planned):
+        entries.append((f"d{shown_degrees(gantts)[0]} enc", "encoder part (lighter)"))
+    entries.append(("l-bound", "lower bound"))
     measured = any(gantt.measured for gantt in gantts)
     if measured:
         entries.append(("closing", "closing pass and waiting at the end"))
@@ -122,7 +124,7 @@ def _planned(gantt: Gantt, end: float) -> str:
         shapes.append(group(inner, _planned_tip(number, micro)))
     shapes.append(rule(x.at(gantt.lower_bound), "l-bound", upright=True, tip="lower bound"))
     label = f"Planned microbatches of step {gantt.step} by rank and time"
-    return frame(shapes, x, y, height=_height(gantt), label=label)
+    return frame(shapes, x, y, height=_height(gantt), label=label, fine=gantt.shown_ranks > 96)
 
 
 def _box(box: Box, micro: MicrobatchFigures, x: Axis, y: Axis) -> str:
@@ -146,6 +148,8 @@ def _planned_tip(number: int, micro: MicrobatchFigures) -> str:
         lines.append(f"longest: {micro.longest_id}, {micro.longest_tokens:,} tokens")
     if micro.width > 1:
         lines.append(f"largest degree of a sample: {micro.degree}")
+    if micro.recompute != "none":
+        lines.append(f"recompute: {micro.recompute}")
     return "\n".join(lines)
 
 
@@ -168,4 +172,4 @@ def _measured(gantt: Gantt, end: float) -> str:
         left, right = x.at(box.start), x.at(box.start + box.seconds)
         shapes.append(rect(left, right, bottom, top, f"d{micro.degree} gap", tip))
     label = f"Measured microbatches of step {gantt.step} by rank and time"
-    return frame(shapes, x, y, height=_height(gantt), label=label)
+    return frame(shapes, x, y, height=_height(gantt), label=label, fine=gantt.shown_ranks > 96)

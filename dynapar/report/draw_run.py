@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 
 from dynapar.report.draw_steps import Curve, pointers, series, step_axis, values_tip
-from dynapar.report.model import Measured, PlannedStep
+from dynapar.report.model import Measured
 from dynapar.report.plot import (
     Axis,
     dot,
@@ -32,12 +31,15 @@ _SECONDS = [
 ]
 
 
-def run_figures(measured: Measured, planned: Sequence[PlannedStep]) -> list[str]:
+def run_figures(measured: Measured) -> list[str]:
     """The charts of what was measured."""
-    found = [_steps(measured, planned)]
+    found = [_steps(measured)]
     if measured.pairs:
         found.append(_pairs(measured))
-    return [*found, *pairs([_throughput(measured), _loss(measured)]), _ranks(measured)]
+    found += [*pairs([_throughput(measured), _loss(measured)]), _ranks(measured)]
+    if any(step.least_speed != 1 for step in measured.steps):
+        found.append(_speeds(measured))
+    return found
 
 
 def _left_out(measured: Measured) -> str:
@@ -46,9 +48,22 @@ def _left_out(measured: Measured) -> str:
     return " The first step, in which everything warms up, does not count."
 
 
-def _steps(measured: Measured, planned: Sequence[PlannedStep]) -> str:
+def _timed(measured: Measured) -> str:
+    """How microbatches are timed."""
+    if measured.cpu:
+        return (
+            "Measured is the CPU time of each rank, waiting not included, against what its own "
+            "part was predicted to take."
+        )
+    return (
+        "A ring's measured time is that of its last rank to arrive, since a prediction begins when "
+        "the ring is complete."
+    )
+
+
+def _steps(measured: Measured) -> str:
     steps = [step.step for step in measured.steps]
-    predicted = {step.step: step.makespan for step in planned}
+    predicted = {step.step: step.predicted for step in measured.steps}
     curves = [
         Curve(
             kind="l-bound",
@@ -104,8 +119,7 @@ def _pairs(measured: Measured) -> str:
         shapes.append(dot(x.at(cell.x), y.at(cell.y), f"p-{cell.kind}", width=size, tip=tip))
     return figure(
         "Measured against predicted, microbatch by microbatch",
-        f"A dot stands for the microbatches whose times are alike. A ring's measured time is that "
-        f"of its last rank to arrive, since a prediction begins when the ring is complete. "
+        f"A dot stands for the microbatches whose times are alike. {_timed(measured)} "
         f"Beside the common factor of {times(scale)}, microbatches stray by "
         f"{percent(measured.microbatch_error)} in the median, 9 of 10 by at most "
         f"{percent(measured.microbatch_error_90)}.{_left_out(measured)}",
@@ -178,18 +192,41 @@ def _ranks(measured: Measured) -> str:
             kind = "p-none"
         tip = (
             f"rank {rank.rank}: {times(rank.factor)} times as long as the others\n"
-            f"by {rank.microbatches:,} microbatches that it ran alone; a straggler above "
-            f"{times(rank.limit)}\nended last in {plural(rank.last, 'step')}"
+            f"by {rank.microbatches:,} microbatches{'' if measured.cpu else ' that it ran alone'}; "
+            f"a straggler above {times(rank.limit)}\nended last in {plural(rank.last, 'step')}\n"
+            f"speed in the last plan: {times(rank.speed)}"
         )
         width = 9.0 if len(ranks) <= 128 else 4.0
         shapes.append(dot(x.at(rank.rank), y.at(rank.factor), kind, width=width, tip=tip))
     return figure(
         "Stragglers",
-        "How long each rank takes for the same work: measured over predicted time of the "
-        "microbatches that it ran alone, as a multiple of the same step's median over all ranks. "
-        "A rank is a straggler when it is more than 10 % slower and more than the noise explains; "
+        f"How long each rank takes for the same work: measured over predicted time of "
+        f"{'its microbatches' if measured.cpu else 'the microbatches that it ran alone'}, as a "
+        "multiple of that of the same step's median rank. A rank is a straggler when it is more "
+        "than 10 % slower and more than the noise explains; "
         "a long step makes nobody one.",
         legend([("p-single", "rank"), ("p-slow", "straggler"), ("p-none", "nothing to judge by")])
         + frame(shapes, x, y, height=170, label="Slowness of each rank"),
         name="stragglers",
+    )
+
+
+def _speeds(measured: Measured) -> str:
+    """The slowest rank's speed, as the plans followed it."""
+    steps = [step.step for step in measured.steps]
+    curve = Curve(
+        kind="l-dynapar",
+        name="slowest rank",
+        values={step.step: step.least_speed for step in measured.steps},
+    )
+    x, y = step_axis(steps), linear(1.0, "speed", marks=4)
+    slowest = min(measured.ranks, key=lambda rank: rank.speed)
+    shapes = [series(x, y, steps, curve)]
+    shapes += pointers(x, steps, values_tip(steps, [curve], times))
+    return figure(
+        "Speeds that the plans follow",
+        f"Speed of the slowest rank as each step was planned; the fastest rank has 1. In the last "
+        f"step the slowest is rank {slowest.rank}, at {times(slowest.speed)}.",
+        frame(shapes, x, y, height=130, label="Speed of the slowest rank, step by step"),
+        name="speeds",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from dynapar.report.model import Compared, LayoutFigures, PlannedStep
@@ -21,7 +21,7 @@ from dynapar.report.plot import (
     path,
     rect,
 )
-from dynapar.report.units import percent, seconds, times
+from dynapar.report.units import percent, plural, seconds, times
 
 COLUMNS = 200
 """Steps drawn apart; more are drawn by the mean of neighbours."""
@@ -71,18 +71,20 @@ class Curve:
     """Its class."""
     name: str
     values: Values
+    sum_up: Callable[[Sequence[float]], float] = fmean
+    """What stands for neighbours that are drawn as one."""
 
-    def mean(self, steps: Sequence[int]) -> float | None:
-        """Over those of the steps that have a value; None where none has."""
+    def value(self, steps: Sequence[int]) -> float | None:
+        """Of those of the steps that have one; None where none has."""
         found = [self.values[step] for step in steps if step in self.values]
-        return fmean(found) if found else None
+        return self.sum_up(found) if found else None
 
 
 def series(x: Axis, y: Axis, steps: Sequence[int], curve: Curve) -> str:
     """A line over the steps; where they are many, of the mean of neighbours."""
     points = []
     for part in columns(steps):
-        value = curve.mean(steps[part])
+        value = curve.value(steps[part])
         if value is not None:
             points.append((x.at(fmean(steps[part])), y.at(value)))
     if len(points) == 1:
@@ -97,7 +99,7 @@ def values_tip(
     """What `pointers` shows of some curves."""
 
     def tip(part: slice) -> str:
-        means = [(curve.name, curve.mean(steps[part])) for curve in curves]
+        means = [(curve.name, curve.value(steps[part])) for curve in curves]
         return "\n".join(f"{name}: {text(mean)}" for name, mean in means if mean is not None)
 
     return tip
@@ -140,7 +142,9 @@ def _makespans(planned: Sequence[PlannedStep], compared: Compared | None) -> str
         Curve(kind="l-dynapar", name="dynapar", values={s.step: s.makespan for s in planned}),
         Curve(kind="l-bound", name="lower bound", values={s.step: s.lower_bound for s in planned}),
     ]
-    if compared and (static := _layout(compared, "static")):
+    static = _layout(compared, "static")
+    # Beside means of neighbours, single steps would seem to be above or below them.
+    if compared and static and len(compared.steps) == len(planned):
         values = dict(zip(compared.steps, static.makespans, strict=True))
         name = f"static, degree {static.degrees[0]}"
         curves.insert(0, Curve(kind="l-static", name=name, values=values))
@@ -201,21 +205,20 @@ def _gains(planned: Sequence[PlannedStep], compared: Compared) -> str:
 def _gaps(planned: Sequence[PlannedStep]) -> str:
     steps = [step.step for step in planned]
     curve = Curve(kind="l-dynapar", name="mean gap", values={s.step: 100 * s.gap for s in planned})
+    curves = [curve]
+    if len(columns(steps)) < len(steps):
+        curves.append(replace(curve, kind="l-equal", name="largest gap", sum_up=max))
     largest = max(curve.values.values())
     x, y = step_axis(steps), linear(max(1.0, 1.1 * largest), "% above the bound", marks=4)
     worst = max(planned, key=lambda step: step.gap)
-    tip = values_tip(steps, [curve], lambda gap: f"{gap:.2f} %")
+    shapes = [series(x, y, steps, each) for each in curves]
+    shapes += pointers(x, steps, values_tip(steps, curves, lambda gap: f"{gap:.2f} %"))
     return figure(
         "Gap to the lower bound",
         f"Makespan over lower bound, minus 1. Part of it may be the bound's own weakness: the true "
         f"optimum lies in between. The largest is {percent(worst.gap)}, in step {worst.step}.",
-        frame(
-            [series(x, y, steps, curve), *pointers(x, steps, tip)],
-            x,
-            y,
-            height=130,
-            label="Gap of each step",
-        ),
+        (legend([(each.kind, each.name) for each in curves]) if len(curves) > 1 else "")
+        + frame(shapes, x, y, height=130, label="Gap of each step"),
         name="gaps",
     )
 
@@ -247,7 +250,14 @@ def _degrees(planned: Sequence[PlannedStep]) -> str:
         "Share of each step's tokens whose sample is shared by so many ranks. Degree 1 is data "
         "parallel; all others are context parallel.",
         legend([(f"d{degree}", str(degree)) for degree in used])
-        + frame(shapes, x, y, height=180, label="Share of tokens by degree, step by step"),
+        + frame(
+            shapes,
+            x,
+            y,
+            height=180,
+            label="Share of tokens by degree, step by step",
+            fine=len(columns(steps)) > 60,
+        ),
         name="degrees",
     )
 
@@ -256,6 +266,11 @@ def time_figure(compared: Compared) -> str:
     """Where the ranks' time goes, for each layout."""
     kinds = dict(SPENT) | {
         key: name for key, name in IDLE.items() if key in compared.layouts[0].shares
+    }
+    kinds = {
+        key: name
+        for key, name in kinds.items()
+        if any(layout.shares[key] > 0 for layout in compared.layouts)
     }
     longest = max(fmean(layout.makespans) for layout in compared.layouts)
     rows = []
@@ -279,8 +294,8 @@ def time_figure(compared: Compared) -> str:
     entries = [(f"u-{key.replace(' ', '-')}", name) for key, name in kinds.items()]
     return figure(
         "Where the ranks' time goes",
-        f"Mean predicted makespan over {len(compared.steps):,} steps, cut by what all ranks "
-        "together spend it on. The closing pass is not part of it.",
+        f"Mean predicted makespan over {plural(len(compared.steps), 'step')}, cut by what all "
+        "ranks together spend it on. The closing pass is not part of it.",
         legend(entries) + bars(rows),
         name="time",
     )

@@ -14,7 +14,7 @@ import numpy as np
 from dynapar.costs import TICKS_PER_SECOND
 from dynapar.errors import ConfigError
 from dynapar.plan import StepPlan
-from dynapar.report.measured import Clocks
+from dynapar.report.clocks import Clocks
 from dynapar.report.model import (
     Box,
     Gantt,
@@ -26,7 +26,7 @@ from dynapar.report.model import (
 
 MOST_STEPS = 6
 """Steps that are shown where none are asked for."""
-MOST_BOXES = 9_000
+MOST_BOXES = 14_000
 """In all of a page: beyond it a page grows heavy."""
 
 
@@ -74,14 +74,16 @@ def lay_out(plan: StepPlan, why: str, clocks: Clocks | None, *, boxes: int) -> G
         plan: The step.
         why: It is shown.
         clocks: What was measured, where it fits the plan.
-        boxes: Of microbatches that may be drawn, planned and measured each; beyond that only the
-            first nodes are.
+        boxes: That may be drawn, planned and measured together; beyond that only the first nodes
+            are.
     """
     shown = plan.ranks
-    counts = np.diff(plan.columns.queue_offsets)
+    first = plan.columns.ranks[plan.columns.rank_offsets[:-1]]
+    counts = 2 * np.bincount(first, minlength=plan.ranks)
+    if clocks:
+        counts += np.diff(plan.columns.queue_offsets)
     while shown > plan.ranks_per_node and int(counts[:shown].sum()) > boxes:
         shown -= plan.ranks_per_node
-    first = plan.columns.ranks[plan.columns.rank_offsets[:-1]]
     numbers = np.flatnonzero(first < shown).tolist()
     return Gantt(
         step=plan.step,
@@ -160,6 +162,7 @@ def _figures(plan: StepPlan, number: int) -> MicrobatchFigures:
         tokens=sum(lengths),
         encoder_tokens=sum(micro.encoder_tokens_per_rank),
         degree=max((len(place.ranks) for place in micro.placements), default=1),
+        recompute=micro.recompute,
         longest_id=table.ids[micro.placements[longest].sample] if lengths else "",
         longest_tokens=max(lengths, default=0),
         seconds=micro.ticks / TICKS_PER_SECOND,

@@ -110,6 +110,7 @@ def _setting(plan: StepPlan) -> Setting:
         sync=plan.sync,
         capacity=plan.capacity,
         encoder_capacity=plan.encoder_capacity,
+        budget=plan.memory.budget if plan.memory else 0,
         costs=plan.costs,
     )
 
@@ -154,7 +155,7 @@ def _most_frequent_first(
 def _several(settings: Sequence[Setting], steps: Sequence[PlannedStep]) -> str:
     most = sum(step.setting == 0 for step in steps)
     first, second = settings[:2]
-    names = ("ranks", "ranks_per_node", "sync", "capacity", "encoder_capacity", "costs")
+    names = ("ranks", "ranks_per_node", "sync", "capacity", "encoder_capacity", "budget", "costs")
     differs = ", ".join(
         f"{name} {getattr(first, name)} and {getattr(second, name)}"
         for name in names

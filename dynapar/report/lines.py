@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dynapar.errors import PlanError, SourceError
 from dynapar.plan import StepPlan, plan_from_json
-from dynapar.plan.form import VERSION
+from dynapar.plan.form import RECOMPUTE_VERSION, VERSION
 from dynapar.plan.schema import Json
 
 
@@ -119,12 +119,12 @@ def read_plan(file: LinesFile, line: Line, values: Mapping[str, Json]) -> StepPl
     """
     where = f"{file.path}, line {line.number}"
     version = values.get("version")
-    if version != VERSION:
+    if version not in (VERSION, RECOMPUTE_VERSION):
         first = file.read(file.lines[0]).get("version")
         mixed = f" (line {file.lines[0].number} has {first!r})" if first != version else ""
         raise SourceError(
             f"{where} has version {version!r} of a plan's form{mixed}; expected {VERSION} "
-            f"throughout: plan again, or report with the dynapar that wrote it"
+            f"or {RECOMPUTE_VERSION}: plan again, or report with the dynapar that wrote it"
         )
     try:
         return plan_from_json(values)

@@ -1,29 +1,31 @@
-"""Read what a run measured, and set it beside what was predicted.
+"""Set what a run measured beside what was predicted.
 
-A microbatch's predicted time runs from when its ring is complete; its measured time is therefore
-that of its last rank to arrive, the least over its ranks. A rank's speed is judged by the
-microbatches that it ran alone, each against the median of its own step, so that a long step, a warm
-up or a wrong common scale makes nobody a straggler.
+Where ranks measure the CPU time of each microbatch apart from waiting, it is held against what each
+rank's own part was predicted to take. Else wall clocks are: a microbatch's predicted time runs from
+when its ring is complete, so its measured time is that of its last rank to arrive, the least over
+its ranks; and a rank's speed is judged by the microbatches that it ran alone. Either way each is
+taken against the median rank of its own step, so that a long step, a warm-up or a wrong common
+scale makes nobody a straggler.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from dynapar.costs import TICKS_PER_SECOND
-from dynapar.errors import SourceError
+from dynapar.meta import IntArray
 from dynapar.plan import StepPlan
-from dynapar.plan.schema import Json
+from dynapar.report.clocks import Clocks
 from dynapar.report.mix import CELLS_PER_DECADE
 from dynapar.report.model import Cell, Measured, MeasuredStep, RankFigures
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 WARM_UP = 1
 """First steps of a run that scale and errors leave out, where others are left."""
@@ -31,121 +33,61 @@ LEAST_SLOW = 0.10
 """A rank that takes no longer than this above the others is none to worry about."""
 DEVIATIONS = 4.0
 """Standard errors of a rank's median beyond which it is no noise."""
+GRID = 2 * CELLS_PER_DECADE
+"""Squares a decade of predicted against measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clocks:
-    """What the ranks measured in one step; seconds."""
+class Observed:
+    """n measured times of a step that can be held against a prediction."""
 
-    seconds: float
-    loss: float
-    gradient_norm: float
-    digest: str
-    steps: tuple[float, ...]
-    """For each rank, microbatches and closing pass."""
-    waited: tuple[float, ...]
-    """For each rank, until the loader had the step."""
-    microbatches: tuple[tuple[float, ...], ...]
-    """For each rank, its microbatches in the order of its queue."""
-
-
-def read_clocks(row: Mapping[str, Json], where: str) -> Clocks:
-    """The measurements in a line of a run's metrics.
-
-    Raises:
-        SourceError: A key is missing or holds another kind of value; it is named.
-    """
-    ranks = row.get("ranks")
-    if not isinstance(ranks, list) or not ranks:
-        raise SourceError(
-            f"{where}: ranks is {_shown(ranks)}; expected a list with one object a rank. Give the "
-            f"file as `dynapar train` wrote it"
-        )
-    objects: list[dict[str, Json]] = []
-    for number, entry in enumerate(ranks):
-        if not isinstance(entry, dict):
-            raise SourceError(
-                f"{where}: ranks[{number}] is {_shown(entry)}; expected an object. Give the file "
-                f"as `dynapar train` wrote it"
-            )
-        objects.append(entry)
-    names = [f"ranks[{number}]." for number in range(len(objects))]
-    pairs = list(zip(objects, names, strict=True))
-    return Clocks(
-        seconds=_number(row, "seconds", where),
-        loss=_number(row, "loss", where),
-        gradient_norm=_number(row, "gradient_norm", where),
-        digest=str(row.get("plan_digest", "")),
-        steps=tuple(_number(entry, "step", where, name) for entry, name in pairs),
-        waited=tuple(_number(entry, "waited", where, name) for entry, name in pairs),
-        microbatches=tuple(_numbers(entry, "microbatches", where, name) for entry, name in pairs),
-    )
+    rank: IntArray
+    """(n,) by whom; of a ring's wall clock, its first."""
+    ring: BoolArray
+    """(n,) whether it is of a ring."""
+    predicted: FloatArray
+    """(n,) seconds."""
+    measured: FloatArray
+    """(n,) seconds."""
+    judges: BoolArray
+    """(n,) whether it tells how fast that rank is."""
+    pace: float
+    """Measured over predicted time of the step's median rank."""
 
 
-def _number(row: Mapping[str, Json], key: str, where: str, prefix: str = "") -> float:
-    return _as_number(row.get(key), f"{prefix}{key}", where)
-
-
-def _numbers(row: Mapping[str, Json], key: str, where: str, prefix: str) -> tuple[float, ...]:
-    values = row.get(key)
-    if not isinstance(values, list):
-        raise SourceError(
-            f"{where}: {prefix}{key} is {_shown(values)}; expected a list of numbers. Give the "
-            f"file as `dynapar train` wrote it"
-        )
-    return tuple(
-        _as_number(value, f"{prefix}{key}[{place}]", where) for place, value in enumerate(values)
-    )
-
-
-def _as_number(value: Json, name: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SourceError(
-            f"{where}: {name} is {_shown(value)}; expected a number. Give the file as "
-            f"`dynapar train` wrote it"
-        )
-    return float(value)
-
-
-def _shown(value: Json) -> str:
-    if value is None:
-        return "missing"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
-
-
-def unfit(clocks: Clocks, plan: StepPlan, digest: str) -> str:
-    """Why measurements cannot be held against a plan; empty where they can.
+def observe(plan: StepPlan, clocks: Clocks) -> Observed:
+    """The times of one step that a prediction can be held against.
 
     Args:
-        clocks: What was measured.
-        plan: The plan of the same step.
-        digest: Of the plan.
+        plan: The step.
+        clocks: Measurements that fit it.
     """
-    if clocks.digest and clocks.digest != digest:
-        return f"they are of another plan ({clocks.digest[:12]}, not {digest[:12]})"
-    if len(clocks.steps) != plan.ranks:
-        return f"they are of {len(clocks.steps)} ranks, the plan is for {plan.ranks}"
-    for rank, times in enumerate(clocks.microbatches):
-        expected = sum(entry is not None for entry in plan.queue(rank))
-        if len(times) != expected:
-            return f"rank {rank} measured {len(times)} microbatches, its queue has {expected}"
-    named = [
-        ("seconds", clocks.seconds),
-        ("loss", clocks.loss),
-        ("gradient_norm", clocks.gradient_norm),
-        *((f"ranks[{rank}].step", value) for rank, value in enumerate(clocks.steps)),
-        *((f"ranks[{rank}].waited", value) for rank, value in enumerate(clocks.waited)),
-        *(
-            (f"ranks[{rank}].microbatches[{place}]", value)
-            for rank, times in enumerate(clocks.microbatches)
-            for place, value in enumerate(times)
-        ),
-    ]
-    for name, value in named:
-        if not math.isfinite(value) or (value < 0 and name != "loss"):
-            return f"{name} is {value}, which is no time that can be measured"
-    return ""
+    width = np.diff(plan.columns.rank_offsets)
+    if clocks.busy:
+        counts = [len(times) for times in clocks.busy]
+        rank = np.repeat(np.arange(plan.ranks), counts)
+        entries = [entry for own in plan.queues for entry in own if entry is not None]
+        ring = width[np.array(entries, np.int64)] > 1
+        predicted = np.array([value for times in clocks.predicted for value in times], np.float64)
+        measured = np.array([value for times in clocks.busy for value in times], np.float64)
+        judges = np.ones(len(rank), np.bool_)
+        pace = _median_rank(rank, predicted, measured, plan.ranks)
+    else:
+        rank = plan.columns.ranks[plan.columns.rank_offsets[:-1]]
+        ring = width > 1
+        predicted = plan.columns.ticks / TICKS_PER_SECOND
+        measured = microbatch_seconds(plan, clocks)
+        judges = ~ring
+        pace = step_pace(plan, measured)
+    known = (predicted > 0) & (measured > 0)
+    return Observed(
+        rank=rank[known],
+        ring=ring[known],
+        predicted=predicted[known],
+        measured=measured[known],
+        judges=judges[known],
+        pace=pace,
+    )
 
 
 class MeasuredBuilder:
@@ -158,13 +100,17 @@ class MeasuredBuilder:
         self._relative: list[tuple[int, float]] = []
         self._last: Counter[int] = Counter()
         self._ranks = 0
+        self._cpu = False
+        self._speeds: tuple[float, ...] = ()
 
     def add(self, plan: StepPlan, clocks: Clocks) -> None:
         """Add a step whose measurements fit its plan."""
         totals = [sum(times) for times in clocks.microbatches]
-        makespan, planned = max(totals), plan.makespan / TICKS_PER_SECOND
+        makespan = max(totals)
+        predicted = clocks.paced_makespan or plan.makespan / TICKS_PER_SECOND
         self._ranks = max(self._ranks, plan.ranks)
         self._last[int(np.argmax(totals))] += 1
+        self._speeds = clocks.speeds
         self._steps.append(
             MeasuredStep(
                 step=plan.step,
@@ -173,27 +119,22 @@ class MeasuredBuilder:
                 makespan=makespan,
                 step_seconds=max(clocks.steps),
                 waited=max(clocks.waited),
-                error=makespan / planned - 1 if planned else 0.0,
+                predicted=predicted,
+                error=makespan / predicted - 1 if predicted else 0.0,
                 loss=clocks.loss,
                 gradient_norm=clocks.gradient_norm,
+                least_speed=min(clocks.speeds, default=1.0),
             )
         )
-        measured = microbatch_seconds(plan, clocks)
-        predicted = plan.columns.ticks / TICKS_PER_SECOND
-        width = np.diff(plan.columns.rank_offsets)
-        known = (predicted > 0) & (measured > 0)
-        ratios = measured[known] / predicted[known]
-        self._ratios.append(ratios)
-        squares = np.floor(np.log10(np.column_stack([predicted, measured])[known] * 1e6) * GRID)
-        for single, (x, y) in zip(
-            (width[known] == 1).tolist(), squares.astype(int).tolist(), strict=True
-        ):
-            self._pairs["single" if single else "ring", x, y] += 1
-        alone = width[known] == 1
-        if alone.any():
-            own = ratios[alone] / np.median(ratios[alone])
-            first = plan.columns.ranks[plan.columns.rank_offsets[:-1]][known][alone]
-            self._relative += zip(first.tolist(), own.tolist(), strict=True)
+        seen = observe(plan, clocks)
+        self._cpu = bool(clocks.busy)
+        self._ratios.append(seen.measured / seen.predicted)
+        logs = np.log10(np.column_stack([seen.predicted, seen.measured]) * TICKS_PER_SECOND)
+        squares = np.floor(logs * GRID).astype(np.int64)
+        for ring, (x, y) in zip(seen.ring.tolist(), squares.tolist(), strict=True):
+            self._pairs["ring" if ring else "single", x, y] += 1
+        own = (seen.measured / seen.predicted / seen.pace)[seen.judges]
+        self._relative += zip(seen.rank[seen.judges].tolist(), own.tolist(), strict=True)
 
     def result(self) -> Measured | None:
         """What the run measured; None where no step has measurements."""
@@ -207,6 +148,7 @@ class MeasuredBuilder:
         return Measured(
             steps=tuple(self._steps),
             warm_up=skipped,
+            cpu=self._cpu,
             scale=scale,
             step_error=float(np.median(strayed)),
             microbatch_scale=own_scale,
@@ -221,26 +163,41 @@ class MeasuredBuilder:
 
     def _rank_figures(self) -> tuple[RankFigures, ...]:
         numbers = np.array([rank for rank, _ in self._relative], np.int64)
-        factors = np.array([factor for _, factor in self._relative])
-        spread = 1.4826 * float(np.median(np.abs(factors - 1))) if len(factors) else 0.0
+        factors = np.array([factor for _, factor in self._relative], np.float64)
+        own = [factors[numbers == rank] for rank in range(self._ranks)]
+        spread = _spread(own)
         found = []
-        for rank in range(self._ranks):
-            own = factors[numbers == rank]
-            factor = float(np.median(own)) if len(own) else 1.0
-            noise = DEVIATIONS * 1.2533 * spread / math.sqrt(max(len(own), 1))
+        for rank, ratios in enumerate(own):
+            factor = float(np.median(ratios)) if len(ratios) else 1.0
+            noise = DEVIATIONS * 1.2533 * spread / math.sqrt(max(len(ratios), 1))
             limit = 1 + max(LEAST_SLOW, noise)
             found.append(
-                RankFigures(rank, factor, limit, len(own), self._last[rank], factor > limit)
+                RankFigures(
+                    rank=rank,
+                    factor=factor,
+                    limit=limit,
+                    microbatches=len(ratios),
+                    last=self._last[rank],
+                    straggler=factor > limit,
+                    speed=self._speeds[rank] if rank < len(self._speeds) else 1.0,
+                )
             )
         return tuple(found)
 
 
-GRID = 2 * CELLS_PER_DECADE
-"""Squares a decade of predicted against measured."""
-
-
 def _middle(square: int) -> float:
     return float(10.0 ** ((square + 0.5) / GRID) / TICKS_PER_SECOND)
+
+
+def _spread(groups: list[FloatArray]) -> float:
+    """How far values stray inside their own groups: a robust standard deviation.
+
+    From each group's median, of groups of 3 or more; a slow rank is thus no noise itself. Without
+    such groups from 1.
+    """
+    strayed = [np.abs(group / np.median(group) - 1) for group in groups if len(group) > 2]
+    strayed = strayed or [np.abs(group - 1) for group in groups if len(group)]
+    return 1.4826 * float(np.median(np.concatenate(strayed))) if strayed else 0.0
 
 
 def _scale(ratios: FloatArray) -> tuple[float, FloatArray]:
@@ -249,6 +206,44 @@ def _scale(ratios: FloatArray) -> tuple[float, FloatArray]:
         return 1.0, np.zeros(1)
     scale = float(np.median(ratios))
     return scale, np.abs(ratios / scale - 1)
+
+
+def step_pace(plan: StepPlan, measured: FloatArray) -> float:
+    """Measured over predicted time of a step's median rank; each rank has one vote.
+
+    A rank votes by the microbatches that it ran alone; where there are none, by its rings, in
+    which others may have been the slow ones.
+
+    Args:
+        plan: The step.
+        measured: (B,) seconds of its microbatches.
+    """
+    columns = plan.columns
+    width = np.diff(columns.rank_offsets)
+    rows = np.repeat(np.arange(len(width)), width)
+    votes = np.full(plan.ranks, np.nan)
+    for chosen in (width > 1, width == 1):
+        held = chosen[rows]
+        ranks, row = columns.ranks[held], rows[held]
+        took = np.bincount(ranks, weights=measured[row], minlength=plan.ranks)
+        due = np.bincount(ranks, weights=columns.ticks[row], minlength=plan.ranks)
+        votes[due > 0] = took[due > 0] / due[due > 0] * TICKS_PER_SECOND
+    return _median_vote(votes)
+
+
+def _median_rank(rank: IntArray, predicted: FloatArray, measured: FloatArray, ranks: int) -> float:
+    """Measured over predicted time of the median rank."""
+    took = np.bincount(rank, weights=measured, minlength=ranks)
+    due = np.bincount(rank, weights=predicted, minlength=ranks)
+    votes = np.full(ranks, np.nan)
+    votes[due > 0] = took[due > 0] / due[due > 0]
+    return _median_vote(votes)
+
+
+def _median_vote(votes: FloatArray) -> float:
+    """The median of those above 0; 1 without any."""
+    votes = votes[votes > 0]
+    return float(np.median(votes)) if len(votes) else 1.0
 
 
 def microbatch_seconds(plan: StepPlan, clocks: Clocks) -> FloatArray:

@@ -24,6 +24,8 @@ class Setting:
     sync: Sync
     capacity: int
     encoder_capacity: int
+    budget: int
+    """Bytes of a rank, from which capacities and recompute policies follow; 0 without a budget."""
     costs: str
     """Name of the costs that the plans' times were predicted with."""
 
@@ -70,10 +72,14 @@ class MeasuredStep:
     """The same with the closing pass."""
     waited: float
     """Longest wait of a rank for the loader."""
+    predicted: float
+    """The plan's makespan, on ranks of the speeds that were followed."""
     error: float
     """Measured makespan over the predicted one, minus 1."""
     loss: float
     gradient_norm: float
+    least_speed: float
+    """Of the slowest rank, as the step was planned; 1 where no speeds are followed."""
 
 
 class Cell(NamedTuple):
@@ -149,6 +155,8 @@ class LayoutFigures:
     """What one way to lay out the compared steps comes to."""
 
     name: Literal["dynapar", "static", "padded"]
+    recompute: str
+    """Recompute policies of its microbatches, with commas between."""
     degrees: tuple[int, ...]
     makespans: tuple[float, ...]
     """One a compared step."""
@@ -207,6 +215,8 @@ class MicrobatchFigures(NamedTuple):
     encoder_tokens: int
     degree: int
     """The largest of its samples."""
+    recompute: str
+    """Its recompute policy."""
     longest_id: str
     longest_tokens: int
     seconds: float
@@ -243,16 +253,18 @@ class RankFigures(NamedTuple):
 
     rank: int
     factor: float
-    """Median, over the microbatches that it ran alone, of measured over predicted, each as a
-    multiple of its step's median over all ranks; 1 also where there are none to judge by."""
+    """Median, over its microbatches (without `Measured.cpu` those that it ran alone), of measured
+    over predicted, each as a multiple of its step's median rank's; 1 also where there are none."""
     limit: float
     """Factor above which it is a straggler: 1.1, or more where the noise is."""
     microbatches: int
-    """How many it ran alone."""
+    """How many it is judged by."""
     last: int
     """Steps in which it ended its queue last."""
     straggler: bool
     """Whether it is slower than noise explains."""
+    speed: float
+    """With which the last measured step was planned; 1 where no speeds are followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,13 +274,16 @@ class Measured:
     steps: tuple[MeasuredStep, ...]
     warm_up: int
     """First steps that scales and errors leave out."""
+    cpu: bool
+    """Whether microbatches are timed by the CPU of each rank, waiting not included; else by the
+    wall clock, a ring's by that of its last rank to arrive."""
     scale: float
     """Median of measured over predicted makespan."""
     step_error: float
     """Median distance of a step from `scale` x prediction, as a share of that."""
     microbatch_scale: float
     microbatch_error: float
-    """The same of microbatches; a ring's measured time is that of its last rank to arrive."""
+    """The same of microbatches, as `cpu` says that they are timed."""
     microbatch_error_90: float
     """Distance that 9 of 10 microbatches keep within."""
     pairs: tuple[Cell, ...]

@@ -100,7 +100,7 @@ def _sections(report: Report) -> list[tuple[str, str, str]]:
     if report.gantts:
         found.append(("ranks", "Who runs what, when", gantt_section(report.gantts)))
     if report.measured is not None:
-        charts = "".join(run_figures(report.measured, report.steps))
+        charts = "".join(run_figures(report.measured))
         found.append(("run", "The run", charts))
     found.append(("steps", "Step by step", _table(report)))
     words = "".join(f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in WORDS)

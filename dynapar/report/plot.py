@@ -126,7 +126,9 @@ def tip_of(tip: str) -> str:
     return f' data-tip="{escape(tip)}"' if tip else ""
 
 
-def frame(shapes: Iterable[str], x: Axis, y: Axis, *, height: int, label: str) -> str:
+def frame(
+    shapes: Iterable[str], x: Axis, y: Axis, *, height: int, label: str, fine: bool = False
+) -> str:
     """An area with its axes.
 
     Args:
@@ -135,6 +137,7 @@ def frame(shapes: Iterable[str], x: Axis, y: Axis, *, height: int, label: str) -
         y: On the left, ascending.
         height: Of the area, in pixels.
         label: What the picture shows, for those who cannot see it.
+        fine: Whether boxes are so many that the gaps between them have to be hair lines.
     """
     grid = "".join(rule(y.at(value), "grid") for value, _ in y.marks)
     inner = "".join(shapes)
@@ -142,7 +145,8 @@ def frame(shapes: Iterable[str], x: Axis, y: Axis, *, height: int, label: str) -
     belows = "".join(_label("left", x.at(value), text) for value, text in x.marks)
     return (
         f'<div class="frame"><div class="ytitle">{escape(y.title)}</div>'
-        f'<div class="yaxis">{lefts}</div><div class="area" style="height:{height}px">'
+        f'<div class="yaxis">{lefts}</div>'
+        f'<div class="area{" fine" if fine else ""}" style="height:{height}px">'
         f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(label)}">{grid}{inner}</svg></div>'
         f'<div class="xaxis">{belows}</div><div class="xtitle">{escape(x.title)}</div></div>'

@@ -13,8 +13,8 @@ from pathlib import Path
 from dynapar.costs import REFERENCE, SHIPPED, Costs, load_costs
 from dynapar.errors import SourceError
 from dynapar.plan import StepPlan
+from dynapar.report.clocks import Clocks, read_clocks, unfit
 from dynapar.report.lines import Line, LinesFile, open_lines, read_plan
-from dynapar.report.measured import Clocks, read_clocks, unfit
 
 PLANS, METRICS, COSTS = "plans.jsonl", "metrics.jsonl", "costs.json"
 """What a run's folder holds."""

@@ -18,8 +18,8 @@ import dynapar
 from dynapar.costs import TICKS_PER_SECOND
 from dynapar.plan import StepPlan
 from dynapar.plan.schema import Json
+from dynapar.report.clocks import Clocks
 from dynapar.report.gantt import measured_boxes, planned_boxes
-from dynapar.report.measured import Clocks
 from dynapar.report.source import Source
 
 PLANNED, MEASURED = 1, 2

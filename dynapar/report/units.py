@@ -21,10 +21,12 @@ def seconds(value: float) -> str:
 def percent(share: float) -> str:
     """A share.
 
-    >>> [percent(value) for value in (0.0, 0.00312, 0.2237, 1.5)]
+    >>> [percent(value) for value in (1e-9, 0.00312, 0.2237, 1.5)]
     ['0 %', '0.31 %', '22.4 %', '150 %']
     """
     value = 100 * share
+    if abs(value) < 0.005:
+        return "0 %"
     if abs(value) < 1:
         return f"{value:.2g} %"
     return f"{value:.3g} %" if abs(value) < 1000 else f"{value:,.0f} %"

@@ -30,6 +30,9 @@ def in_short(report: Report) -> list[Sentence]:
 
 def _what(report: Report) -> Sentence:
     setting, steps = report.settings[0], report.steps
+    budget = f" in a budget of {setting.budget / 1e9:.3g} GB" if setting.budget else ""
+    media = any(step.encoder_tokens for step in steps)
+    encoded = f" and {setting.encoder_capacity:,} encoder tokens" if media else ""
     samples = sorted({step.samples for step in steps})
     each = f"{samples[0]:,}" if len(samples) == 1 else f"{samples[0]:,} to {samples[-1]:,}"
     nodes = -(-setting.ranks // setting.ranks_per_node)
@@ -37,8 +40,7 @@ def _what(report: Report) -> Sentence:
         plural(len(steps), "step"),
         f"of {each} samples and {count(fmean(step.tokens for step in steps))} tokens on average, "
         f"planned for {plural(setting.ranks, 'rank')} ({nodes} x {setting.ranks_per_node}), sync "
-        f'"{setting.sync}", capacity {setting.capacity:,} tokens and '
-        f"{setting.encoder_capacity:,} encoder tokens a rank.",
+        f'"{setting.sync}", capacity {setting.capacity:,} tokens{encoded} a rank{budget}.',
     )
 
 
@@ -130,6 +132,12 @@ def _measured(measured: Measured) -> Iterator[Sentence]:
         f"changes no layout, steps stray by {percent(measured.step_error)} and microbatches by "
         f"{percent(measured.microbatch_error)} in the median.",
     )
+    if measured.cpu:
+        yield Sentence(
+            f"{times(measured.microbatch_scale)} times",
+            "its prediction is the CPU time of a rank in the median microbatch. What a step takes "
+            "beyond that is waiting: for other ranks, for cores that ranks share, for the device.",
+        )
     slow = sorted(
         (rank for rank in measured.ranks if rank.straggler), key=lambda rank: -rank.factor
     )
@@ -148,7 +156,7 @@ def _measured(measured: Measured) -> Iterator[Sentence]:
         )
     else:
         yield Sentence(
-            "No rank", "ran a microbatch alone, so that the speeds of ranks cannot be told apart."
+            "No rank", "can be told from the others by its speed: none ran a microbatch alone."
         )
 
 
@@ -202,7 +210,7 @@ def pricing(report: Report) -> str:
     """Where the times come from, and how far they can be trusted."""
     named = report.settings[0].costs or "without a name"
     if report.compared is None:
-        return f"Times were predicted with costs {named}."
+        return f"Times were predicted with costs {named}." + _paced(report.measured)
     compared = report.compared
     origin = (
         "measured on the hardware that they are used for"
@@ -219,4 +227,17 @@ def pricing(report: Report) -> str:
             f" These are not quite those of the plans, whose own makespans differ by up to "
             f"{percent(compared.difference)} from their price here."
         )
-    return text
+    return text + _paced(report.measured)
+
+
+def _paced(measured: Measured | None) -> str:
+    """What must be known of figures of plans that were made for ranks of unequal speed."""
+    steps = measured.steps if measured is not None else ()
+    slow = [step.least_speed for step in steps if step.least_speed < 1]
+    if not slow:
+        return ""
+    return (
+        f" {plural(len(slow), 'step')} of {len(steps):,} were dealt for ranks of unequal speed "
+        f"(the slowest at {times(min(slow))}); makespans, gaps and gains are those of equally fast "
+        f"ranks, for which other layouts would be shorter."
+    )

@@ -192,8 +192,9 @@ class Adapter:
 
         Releases of transformers differ in this; the later rule came with this function.
         """
-        module = sys.modules[type(self.model.model).__module__]
-        return not hasattr(module, "create_masks_for_vision_model")
+        # A wrapper of the model may have put a class of its own in front.
+        modules = [sys.modules[kind.__module__] for kind in type(self.model.model).__mro__]
+        return not any(hasattr(module, "create_masks_for_vision_model") for module in modules)
 
     def embed(self, input_ids: Tensor, kinds: Tensor) -> Tensor:
         """(n,) to (n, width); rows of placeholders are replaced later, their ids may be any."""

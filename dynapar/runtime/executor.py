@@ -44,6 +44,8 @@ class StepResult:
     """Mean loss a target of the whole step; the same on all ranks."""
     microbatch_seconds: tuple[float, ...]
     """Wall-clock time of each microbatch of this rank's queue, waiting for peers included."""
+    microbatch_busy: tuple[float, ...]
+    """CPU time of this rank's training thread in each, waiting not included."""
     busy_seconds: float
     """CPU time that this rank's training thread spent in the step, waiting not included."""
     seconds: float
@@ -67,6 +69,7 @@ class StepExecutor:
         log: OrderLog | None = None,
         loss_chunk: int = 1024,
         autocast: torch.dtype | None = None,
+        recompute: bool = True,
     ):
         """Wrap the model for training; a collective: all ranks call it.
 
@@ -78,6 +81,8 @@ class StepExecutor:
             loss_chunk: Tokens whose logits exist at a time.
             autocast: Run the model under autocast to this type; gradients stay in the type of
                 the parameters.
+            recompute: Follow the plans' recompute policies; False keeps all activations, as checks
+                in float64 must, whose recomputed layers would round to float32.
         """
         self.adapter = adapter
         self.rank = dist.get_rank(data_group)
@@ -87,6 +92,7 @@ class StepExecutor:
         )
         self._group = data_group
         self._log = log
+        self._recompute = recompute
         self._wrapped: nn.Module = self.module
         if self.ranks > 1:
             self._wrapped = _wrap(self.module, data_group, log)
@@ -133,21 +139,24 @@ class StepExecutor:
         began, busy = time.perf_counter(), time.thread_time()
         factor = self.ranks / max(targets, 1)
         total = torch.zeros((), dtype=torch.float64)
-        seconds = []
+        seconds, spent = [], []
         for shard in queue:
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), time.thread_time()
             with self._no_sync():
-                with recomputing(self.module.model, shard.recompute):
+                policy = shard.recompute if self._recompute else "none"
+                with recomputing(self.module.model, policy):
                     loss = self._wrapped(shard)
                 if loss.requires_grad:
                     (loss * factor).backward()
             total += loss.detach().cpu().double()
             seconds.append(time.perf_counter() - start)
+            spent.append(time.thread_time() - worked)
         self._close()
         loss = self._sum(total)
         return StepResult(
             loss=float(loss) / max(targets, 1),
             microbatch_seconds=tuple(seconds),
+            microbatch_busy=tuple(spent),
             busy_seconds=time.thread_time() - busy,
             seconds=time.perf_counter() - began,
         )

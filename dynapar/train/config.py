@@ -10,8 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from dynapar.catalog import load_model_shape
 from dynapar.config import load_config
 from dynapar.errors import ConfigError
+from dynapar.memory import (
+    MemoryLimits,
+    MemoryModel,
+    Policy,
+    memory_limits,
+    parse_bytes,
+    parse_policies,
+)
 from dynapar.plan import Sync
 from dynapar.rings import Degrees, RingRules, Windows
 
@@ -26,10 +35,15 @@ Scheduler = Literal["dynamic", "homogeneous", "random"]
 class PlannerSection:
     """How each step is planned."""
 
-    capacity: int
-    """LLM tokens that one rank may hold in one microbatch."""
-    encoder_capacity: int
-    """Encoder tokens that one rank may encode in one microbatch."""
+    capacity: int = 0
+    """LLM tokens that one rank may hold in one microbatch; left out with `memory`."""
+    encoder_capacity: int = 0
+    """Encoder tokens that one rank may encode in one microbatch; left out with `memory`."""
+    memory: str | None = None
+    """Bytes of a rank's device, such as "80GB", from which both capacities follow."""
+    recompute: tuple[Policy, ...] = ()
+    """With `memory`: what a microbatch may keep for backward, as the planner chooses; "none",
+    "selective" and "full" where none is named. "offload" has not run on a GPU yet."""
     sync: Sync = "step"
     """Where ranks meet. This version trains models that every rank holds whole: "step"."""
     max_degree: int | None = None
@@ -50,7 +64,14 @@ class PlannerSection:
     """Of the scheduler "homogeneous"; None for the best one of each step."""
 
     def __post_init__(self) -> None:
-        _at_least(1, capacity=self.capacity, encoder_capacity=self.encoder_capacity)
+        if self.memory is None:
+            _at_least(1, capacity=self.capacity, encoder_capacity=self.encoder_capacity)
+            if self.recompute:
+                raise ConfigError(
+                    f"recompute is {list(self.recompute)} without memory; expected both, since "
+                    "the budget decides what must be recomputed. Give memory, as 80GB, or leave "
+                    "recompute out of the planner's section"
+                )
         RingRules(
             degrees=self.degrees,
             windows=self.windows,
@@ -205,6 +226,12 @@ class RunConfig:
             _at_least(1, ranks_per_node=self.ranks_per_node)
         if self.timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds is {self.timeout_seconds}; expected above 0")
+        if self.recompute and self.planner.memory is not None:
+            raise ConfigError(
+                f"recompute is true with planner.memory {self.planner.memory}; expected one of "
+                "them: recompute repeats all layers of all microbatches, memory lets the planner "
+                "choose for each. Leave one out, or set planner.recompute: [full]"
+            )
         if self.precision == "float64" and self.recompute:
             raise ConfigError(
                 "precision is 'float64' with recompute; expected recompute: false, since layers "
@@ -220,7 +247,7 @@ def read_run_config(path: str | Path) -> RunConfig:
     """
     config = load_config(RunConfig, path)
     folder = Path(path).parent
-    return replace(
+    config = replace(
         config,
         model=folder / config.model,
         source=str(folder / Path(config.source).expanduser()),
@@ -228,6 +255,53 @@ def read_run_config(path: str | Path) -> RunConfig:
         costs=None if config.costs is None else folder / config.costs,
         checkpoint=replace(config.checkpoint, folder=folder / config.checkpoint.folder),
     )
+    return with_capacities(config)
+
+
+def with_capacities(config: RunConfig) -> RunConfig:
+    """The same run with the capacities that follow from its memory, where that is given.
+
+    Raises:
+        ConfigError: Capacities are given as well, or nothing fits; the message has the bytes.
+        ModelError: The model's folder has no readable configuration.
+    """
+    section = config.planner
+    for name in ("capacity", "encoder_capacity"):
+        if section.memory is not None and (value := getattr(section, name)):
+            raise ConfigError(
+                f"planner.{name} is {value} with memory {section.memory}; expected none, since it "
+                "follows from memory: leave one out"
+            )
+    limits = memory_of(config)
+    if limits is None:
+        return config
+    section = replace(section, capacity=limits.capacity, encoder_capacity=limits.encoder_capacity)
+    return replace(config, planner=section)
+
+
+def memory_of(config: RunConfig) -> MemoryLimits | None:
+    """What fits into the run's memory under each policy; None where capacities are given.
+
+    Counted is a model that every rank holds whole, with DDP's buckets, and the buffers of as many
+    peers as the budget allows.
+
+    Raises:
+        ConfigError: Nothing fits.
+        ModelError: The model's folder has no readable configuration.
+    """
+    section = config.planner
+    if section.memory is None:
+        return None
+    model = MemoryModel(
+        shape=load_model_shape(str(config.model)),
+        sharding="ddp",
+        ranks=2,
+        low_precision=config.precision == "bfloat16",
+        loss_chunk=config.loss_chunk,
+        peers=section.peer_budget or 0,
+    )
+    policies = parse_policies(section.recompute or ("none", "selective", "full"))
+    return memory_limits(model, memory=parse_bytes(section.memory), policies=policies)
 
 
 def _at_least(least: int, **values: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -23,14 +23,15 @@ from dynapar.data.stubs import StubCount
 from dynapar.errors import CheckFailedError, ControlError, DynaparError
 from dynapar.plan import StepPlan
 from dynapar.runtime.executor import StepResult
+from dynapar.speeds import predict_ranks
 from dynapar.train import checkpoint
 from dynapar.train.config import RunConfig, read_run_config
 from dynapar.train.metrics import MetricsWriter, RankTimes, StepRecord
 from dynapar.train.parent import follow_parent
 from dynapar.train.run import Run, describe, prepare, resume
 from dynapar.train.screen import Screen
-from dynapar.train.setup import Ranks, numerics
-from dynapar.train.tracker import check_trackers, make_trackers, step_scalars
+from dynapar.train.setup import numerics
+from dynapar.train.tracker import Tracker, check_trackers, make_trackers, step_scalars
 
 ORDER_LOG = "order_{rank}.jsonl"
 
@@ -47,8 +48,13 @@ def train_command(config_path: Path) -> None:
     dist.destroy_process_group()
 
 
-def train(config: RunConfig) -> None:
+def train(config: RunConfig, *, trackers: Sequence[Tracker] = ()) -> None:
     """Train as configured, from the newest checkpoint of the run's folder on.
+
+    Args:
+        config: Of the run.
+        trackers: Get the scalars of each step on rank 0, beside those of the configuration, and
+            are closed there at the end.
 
     Raises:
         DynaparError: As `prepare` and `resume`; the ranks disagree, or one is gone; the loss is
@@ -66,9 +72,10 @@ def train(config: RunConfig) -> None:
             screen.say(line)
         if start >= config.steps:
             return  # what the finished run left stays as it is
-        writer, trackers = None, []
+        writer, followers = None, []
         if first:
-            trackers = [stack.enter_context(closing(t)) for t in make_trackers(config, start=start)]
+            for tracker in (*trackers, *make_trackers(config, start=start)):
+                followers.append(stack.enter_context(closing(tracker)))
             for path in folder.glob(ORDER_LOG.format(rank="*")):
                 path.unlink()
             writer = stack.enter_context(closing(MetricsWriter(folder, start=start)))
@@ -78,8 +85,8 @@ def train(config: RunConfig) -> None:
                 record = run_step(run, loader)
                 if writer is not None:
                     writer.write(record)
-                    for tracker in trackers:
-                        tracker.log(step, step_scalars(record.to_json()))
+                    for follower in followers:
+                        follower.log(step, step_scalars(record.to_json()))
                     screen.say(record.line(steps=config.steps))
                     if record.targets == 0:
                         screen.say(f"step {step + 1} has no target: the optimizer was not stepped")
@@ -124,7 +131,7 @@ def run_step(run: Run, loader: StepLoader) -> StepRecord:
     with numerics(run.config.precision):
         result = run.executor.run(queue, targets=loaded.targets)
     norm = _update(run, loaded, result)
-    ranks = gather_times(run.ranks, loaded.plan, result, waited)
+    ranks = gather_times(run, loaded.plan, result, waited)
     return StepRecord(
         plan=loaded.plan,
         costs=run.costs,
@@ -133,6 +140,8 @@ def run_step(run: Run, loader: StepLoader) -> StepRecord:
         targets=loaded.targets,
         seconds=time.perf_counter() - began,
         ranks=ranks,
+        speeds=(1.0,) * run.ranks.ranks,
+        scale=1.0,
     )
 
 
@@ -158,13 +167,19 @@ def _update(run: Run, loaded: LoadedStep, result: StepResult) -> float:
 
 
 def gather_times(
-    ranks: Ranks, plan: StepPlan, result: StepResult, waited: float
+    run: Run, plan: StepPlan, result: StepResult, waited: float
 ) -> tuple[RankTimes, ...]:
     """What all ranks measured; a collective call on the data group."""
-    width = 3 + max(map(len, plan.queues))
-    mine = torch.zeros(width, dtype=torch.float64)
-    times = (result.busy_seconds, result.seconds, waited, *result.microbatch_seconds)
-    mine[: len(times)] = torch.tensor(times, dtype=torch.float64)
+    ranks, predicted = run.ranks, predict_ranks(plan, run.costs)
+    longest = max(map(len, plan.queues))
+    mine = torch.zeros(3 + 2 * longest, dtype=torch.float64)
+    step = (result.busy_seconds, result.seconds, waited)
+    for first, times in (
+        (0, step),
+        (3, result.microbatch_seconds),
+        (3 + longest, result.microbatch_busy),
+    ):
+        mine[first : first + len(times)] = torch.tensor(times, dtype=torch.float64)
     every = [mine]
     if ranks.ranks > 1:
         mine = mine.to(ranks.device)
@@ -183,6 +198,8 @@ def gather_times(
             step=row[1],
             waited=row[2],
             microbatches=tuple(row[3 : 3 + len(plan.queues[rank])]),
+            microbatches_busy=tuple(row[3 + longest : 3 + longest + len(plan.queues[rank])]),
+            predicted=predicted[rank],
         )
         for rank, row in enumerate(rows)
     )

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from dynapar.costs import TICKS_PER_SECOND, Costs
+from dynapar.costs import TICKS_PER_SECOND, Costs, costs_to_json
 from dynapar.plan import StepPlan, plan_digest, plan_to_json
 
-METRICS, PLANS = "metrics.jsonl", "plans.jsonl"
+METRICS, PLANS, COSTS = "metrics.jsonl", "plans.jsonl", "costs.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,10 @@ class RankTimes:
     """Wall clock until the loader had the step."""
     microbatches: tuple[float, ...]
     """Wall clock of each microbatch of its queue, waiting for peers included."""
+    microbatches_busy: tuple[float, ...]
+    """CPU time of its training thread in each of them, waiting not included."""
+    predicted: tuple[float, ...]
+    """What the costs say that each of them takes this rank alone, at full speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,10 @@ class StepRecord:
     seconds: float
     """Wall clock from the end of the step before to the end of this one, on rank 0."""
     ranks: Sequence[RankTimes]
+    speeds: Sequence[float]
+    """By rank, the speed that the step was planned with; the fastest rank has 1."""
+    scale: float
+    """Measured over predicted seconds of a rank of speed 1, as known when the step was planned."""
 
     @property
     def tokens(self) -> int:
@@ -101,6 +109,8 @@ class StepRecord:
             "plan_seconds": plan.plan_seconds,
             "plan_digest": plan_digest(plan),
             "costs": {"name": self.costs.name, "measured": self.costs.measured},
+            "speeds": list(self.speeds),
+            "scale": self.scale,
             "queues": [list(queue) for queue in plan.queues],
             "microbatch_seconds": (plan.columns.ticks / TICKS_PER_SECOND).tolist(),
             "ranks": [asdict(times) for times in self.ranks],
@@ -117,9 +127,13 @@ class MetricsWriter:
         _drop_from(folder / PLANS, start)
         self._metrics: IO[str] = (folder / METRICS).open("a", encoding="utf-8")
         self._plans: IO[str] = (folder / PLANS).open("a", encoding="utf-8")
+        self._costs: Path | None = folder / COSTS
 
     def write(self, record: StepRecord) -> None:
-        """Add a step; it is in the files when this returns."""
+        """Add a step; it is in the files when this returns. The first one brings its costs."""
+        if self._costs is not None:
+            self._costs.write_text(json.dumps(costs_to_json(record.costs)), encoding="utf-8")
+            self._costs = None
         for file, row in (
             (self._plans, plan_to_json(record.plan)),
             (self._metrics, record.to_json()),

@@ -34,7 +34,7 @@ from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.executor import StepExecutor
 from dynapar.runtime.order import OrderLog
 from dynapar.runtime.reference import Widening
-from dynapar.train.config import OptimizerSection, Precision, RunConfig, Scheduler
+from dynapar.train.config import OptimizerSection, Precision, RunConfig, Scheduler, memory_of
 
 Planner = Callable[[SampleTable, int], StepPlan]
 """(the step's samples, step) -> its plan; the same on every rank."""
@@ -233,6 +233,7 @@ def planner_config(config: RunConfig) -> PlannerConfig:
     return PlannerConfig(
         capacity=section.capacity,
         encoder_capacity=section.encoder_capacity,
+        memory=memory_of(config),
         sync=section.sync,
         gate=section.gate,
         max_degree=section.max_degree,
@@ -255,6 +256,7 @@ def make_executor(model: PreTrainedModel, ranks: Ranks, config: RunConfig) -> St
         log=ranks.log,
         loss_chunk=config.loss_chunk,
         autocast=autocast_dtype(config.precision),
+        recompute=config.precision != "float64",
     )
 
 

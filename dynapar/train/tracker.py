@@ -32,8 +32,9 @@ def step_scalars(row: Mapping[str, object]) -> dict[str, float]:
     """The numbers of a line of `metrics.jsonl`, for a tracker.
 
     Numbers keep their key, those of an object have it and their own ("homogeneous/makespan"). What
-    each rank measured becomes the largest and the mean over the ranks ("ranks/busy/max"). Lists,
-    texts, the step and counts by degree are left out: degrees differ from step to step.
+    each rank measured becomes the largest and the mean over the ranks ("ranks/busy/max"), their
+    speeds the least of them. Other lists, texts, the step and counts by degree are left out:
+    degrees differ from step to step.
 
     Args:
         row: Of `StepRecord.to_json`, or read back from the file.
@@ -47,6 +48,8 @@ def step_scalars(row: Mapping[str, object]) -> dict[str, float]:
             continue
         if isinstance(value, Mapping):
             found |= {f"{key}/{name}": n for name, n in _numbers(value).items()}
+        elif key == "speeds" and isinstance(value, list) and value:
+            found["speeds/min"] = float(min(value))
         elif key == "ranks" and isinstance(value, list):
             found |= _over_ranks([_numbers(times) for times in value])
     return _numbers(row, but=("step",)) | found

@@ -19,7 +19,9 @@ def _segments(cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int) -> list[tuple[
     ]
 
 
-def _logits(q: Tensor, k: Tensor, scale: float, causal: bool, left: int, right: int) -> Tensor:
+def _logits(
+    q: Tensor, k: Tensor, scale: float, causal: bool, left: int, right: int, softcap: float
+) -> Tensor:
     if causal:
         right = 0
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -31,6 +33,8 @@ def _logits(q: Tensor, k: Tensor, scale: float, causal: bool, left: int, right: 
     if right >= 0:
         hidden |= ahead > right
     logits = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
     return logits.masked_fill(hidden, -math.inf)
 
 
@@ -61,11 +65,12 @@ def _flash_attn_varlen_forward(
     lse = torch.full((q.shape[1], len(q)), math.inf, dtype=torch.float32)
     for rows, keys in _segments(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
         logits = _logits(
-            q[rows], k[keys], softmax_scale, causal, window_size_left, window_size_right
+            q[rows], k[keys], softmax_scale, causal, window_size_left, window_size_right, softcap
         )
-        lse[:, rows] = torch.logsumexp(logits, -1)
+        sums = torch.logsumexp(logits, -1)
+        lse[:, rows] = sums.masked_fill(sums == -math.inf, math.inf)
         values = v[keys].repeat_interleave(q.shape[1] // v.shape[1], 1)
-        out[rows] = torch.einsum("hqk,khd->qhd", torch.softmax(logits, -1), values)
+        out[rows] = torch.einsum("hqk,khd->qhd", torch.softmax(logits, -1).nan_to_num(0.0), values)
     return out, lse, torch.empty(0), torch.empty(0)
 
 
@@ -94,7 +99,7 @@ def _flash_attn_varlen_backward(
     rng_state: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> Tensor:
-    assert dropout_p == softcap == 0
+    assert dropout_p == 0
     assert softmax_lse.dtype == torch.float32
     assert all(x.is_contiguous() for x in (dout, q, k, v, out, softmax_lse))
     group = q.shape[1] // k.shape[1]
@@ -102,12 +107,15 @@ def _flash_attn_varlen_backward(
         x.zero_()
     for rows, keys in _segments(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
         logits = _logits(
-            q[rows], k[keys], softmax_scale, causal, window_size_left, window_size_right
+            q[rows], k[keys], softmax_scale, causal, window_size_left, window_size_right, softcap
         )
         wide_k, wide_v = (x[keys].repeat_interleave(group, 1) for x in (k, v))
         weights = torch.exp(logits - softmax_lse[:, rows, None])
         delta = (dout[rows] * out[rows]).sum(-1).t()[..., None]
         dlogits = weights * (torch.einsum("qhd,khd->hqk", dout[rows], wide_v) - delta)
+        if softcap:
+            seen = logits.masked_fill(logits == -math.inf, 0.0)
+            dlogits = dlogits * (1 - (seen / softcap).square())
         dlogits = dlogits * softmax_scale
         dq[rows] = torch.einsum("hqk,khd->qhd", dlogits, wide_k)
         dk_wide = torch.einsum("hqk,qhd->khd", dlogits, q[rows])

@@ -77,6 +77,16 @@ def test_work_is_within_3_percent_on_log_normal_packs(mask: str, degree: int) ->
         assert plan.tokens == tuple(cut(lengths, degree=degree).tokens.tolist())
 
 
+@pytest.mark.parametrize("mask", ["window", "long chunks", "short chunks", "pictures in a window"])
+def test_packs_are_cut_no_finer_than_needed(mask: str) -> None:
+    """What one sequence lacks another makes up for: chunks stay those of zigzag, but for a few."""
+    rng = np.random.default_rng(0)
+    lengths = log_normal(rng)
+    bands = [MASKS[mask](length, rng) for length in lengths]
+    even = cut_evenly(lengths, degree=4, masks=[bands])
+    assert len(even.start) <= 1.1 * len(cut(lengths, degree=4).start)
+
+
 def test_zigzag_alone_would_miss_that() -> None:
     rng = np.random.default_rng(0)
     lengths = log_normal(rng)

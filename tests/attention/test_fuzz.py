@@ -16,6 +16,7 @@ from dynapar.attention.api import attend
 from dynapar.attention.bands import UNLIMITED, Band, Bands, check_bands
 from dynapar.attention.evenly import cut_evenly
 from dynapar.attention.plan import AttentionPlan, plan_attention
+from dynapar.attention.select import select
 from dynapar.attention.shards import Layout
 from dynapar.attention.tokens import shard, unshard
 from tests.attention.loopback import LoopbackTransport, run_loopback
@@ -89,10 +90,15 @@ def errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[float]:
     ]
 
 
-def plan_of(lengths: Sequence[int], bands: Sequence[Bands], degree: int, how: str) -> AttentionPlan:
+def plan_of(
+    lengths: Sequence[int], bands: Sequence[Bands], degree: int, how: str, scheme: str = "staged"
+) -> AttentionPlan:
     spans = cut_evenly(lengths, degree=degree, masks=[bands]) if how == "evenly" else None
     layout: Layout = "contiguous" if how == "contiguous" else "zigzag"
-    return plan_attention(lengths, degree=degree, bands=bands, layout=layout, spans=spans)
+    chosen = select(degree, name=scheme, share=degree // 2 if scheme == "hybrid" else None)
+    return plan_attention(
+        lengths, degree=degree, bands=bands, layout=layout, spans=spans, scheme=chosen
+    )
 
 
 CUTS = ("zigzag", "contiguous", "evenly")
@@ -194,8 +200,10 @@ def test_random_bands_are_exact(data: st.DataObject) -> None:
     for length, mask in zip(lengths, bands, strict=True):
         check_bands(length, mask)
     dense = torch.block_diag(*map(by_brute_force, lengths, bands)).bool()
-    degree = data.draw(st.integers(1, 5))
-    plan = plan_of(lengths, bands, degree, data.draw(st.sampled_from(CUTS)))
+    degree = data.draw(st.integers(1, 6))
+    schemes = ["staged", "ulysses", *(["hybrid"] if degree in (4, 6) else [])]
+    scheme = data.draw(st.sampled_from(schemes))
+    plan = plan_of(lengths, bands, degree, data.draw(st.sampled_from(CUTS)), scheme)
     given = problem(dense, data.draw(st.sampled_from(HEADS)), 8)
     got = computed(given, plan, data.draw(st.sampled_from(KERNELS)))
     for a, b in zip(got, wanted(given), strict=True):

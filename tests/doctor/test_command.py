@@ -84,6 +84,28 @@ def test_this_machine_passes() -> None:
     assert "attention at degree 2" not in found
 
 
+def test_slow_checks_are_announced_and_broken_ones_become_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("first line\ncannot cache function: no locator")
+
+    monkeypatch.setattr(command, "plan_twice", broken)
+    monkeypatch.setattr(command, "_attend_on_ranks", lambda check: ok(check, "they agree"))
+    found = {row.check: row for row in command.examine({}, ranks=1)}
+    assert found["planner"].status == "fail"
+    assert found["planner"].found == (
+        "could not be run (RuntimeError: cannot cache function: no locator)"
+    )
+    assert found["attention at degree 2"].status == "ok"
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "checking planner (the first time it is compiled, for a minute)",
+        "checking attention at degree 2 (starting two ranks)",
+    ]
+
+
 def test_the_environment_that_is_handed_in_is_the_one_that_counts() -> None:
     environ = {"NUMBA_DISABLE_JIT": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
     found = {row.check: row for row in command.examine(environ, quick=True)}
@@ -111,7 +133,7 @@ def test_without_torch_it_says_so_and_still_plans() -> None:
     assert found["attention"]["status"] == "fail"
     assert found["attention"]["found"].startswith("torch cannot be loaded (ModuleNotFoundError: ")
     assert "attention at degree 2" not in found
-    assert done.stderr.startswith("error: 1 of ")
+    assert "\nerror: 1 of " in done.stderr
 
 
 def test_without_numba_the_planner_fails() -> None:

@@ -21,10 +21,14 @@ def look(gpus: list[Gpu], *, ranks: int, driver: bool = True, build: str = "CUDA
 
 
 def every(
-    gpus: list[Gpu], ranks: int, driver: bool = True, build: str = "CUDA 12.8"
+    gpus: list[Gpu],
+    ranks: int,
+    driver: bool = True,
+    build: str = "CUDA 12.8",
+    nccl: bool = True,
 ) -> list[Finding]:
     place = Place(ranks=ranks, local_ranks=ranks, gpus=len(gpus), launched=True)
-    return check_gpus(gpus, place, driver=driver, build=build)
+    return check_gpus(gpus, place, driver=driver, build=build, nccl=nccl)
 
 
 def test_a_good_node() -> None:
@@ -47,6 +51,13 @@ def test_no_gpu() -> None:
     assert row.found == (
         "torch (CPU build) sees none, but the NVIDIA driver is loaded: a run would train on the CPU"
     )
+
+
+def test_a_build_without_nccl() -> None:
+    _, row, _ = every(node(2), 2, nccl=False)
+    assert (row.check, row.status) == ("NCCL", "fail")
+    assert row.found == "this build of torch (CUDA 12.8) has none: ranks on GPUs cannot meet"
+    assert "NCCL" not in [row.check for row in every(node(1), 1, nccl=False)]
 
 
 def test_more_ranks_than_gpus() -> None:

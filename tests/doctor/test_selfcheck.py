@@ -61,6 +61,6 @@ def test_a_planner_that_is_not_compiled_is_slow() -> None:
     row = check_planner(PlannedTwice(("a" * 64, "a" * 64), (70.0, 2.5)))
     assert row.status == "warn"
     assert row.found == (
-        "a step of 64 samples in 70 s, then in 2.5e+03 ms; digest aaaaaaaaaaaaaaaa: expected "
-        "milliseconds"
+        "a step of 64 samples in 70 s (compiled now), then in 2.5e+03 ms; digest "
+        "aaaaaaaaaaaaaaaa: expected milliseconds"
     )

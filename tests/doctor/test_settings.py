@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from dynapar.doctor.finding import Finding
 from dynapar.doctor.place import Place
-from dynapar.doctor.settings import SETTINGS, check_settings
+from dynapar.doctor.settings import SETTINGS, check_settings, nccl_files
 
 ALONE = Place(ranks=1, local_ranks=1, gpus=0, launched=False)
 NODE = Place(ranks=8, local_ranks=8, gpus=8, launched=True)
@@ -142,3 +143,22 @@ def test_the_new_name_of_the_allocators_variable_wins() -> None:
     old = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert bad(old) == {}
     assert set(bad({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"} | old)) == {"allocator"}
+
+
+def test_nccls_own_files_are_read_as_nccl_does(tmp_path: Path) -> None:
+    system, own, given = (tmp_path / name for name in ("nccl.conf", ".nccl.conf", "given.conf"))
+    assert nccl_files({}, home=tmp_path, system=system) == {}
+    system.write_text("NCCL_DEBUG=WARN\n# NCCL_ALGO=Ring\nNCCL_IB_DISABLE = 1\n\nnonsense\n")
+    own.write_text("NCCL_IB_DISABLE=0\nNCCL_P2P_DISABLE=1\n")
+    given.write_text("NCCL_SHM_DISABLE=1\n")
+    assert nccl_files({"NCCL_DEBUG": "INFO"}, home=tmp_path, system=system) == {
+        "NCCL_IB_DISABLE": "0",
+        "NCCL_P2P_DISABLE": "1",
+    }
+    files = nccl_files({"NCCL_CONF_FILE": str(given)}, home=tmp_path, system=system)
+    assert files == {"NCCL_SHM_DISABLE": "1", "NCCL_DEBUG": "WARN", "NCCL_IB_DISABLE": "1"}
+    rows = check_settings(GOOD, CLUSTER, cores=64, files=files)
+    assert [(row.check, row.do) for row in rows[1:]] == [
+        ("NCCL_SHM_DISABLE in a file", "take NCCL_SHM_DISABLE out of NCCL's files"),
+        ("NCCL_IB_DISABLE in a file", "take NCCL_IB_DISABLE out of NCCL's files"),
+    ]

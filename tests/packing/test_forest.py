@@ -6,7 +6,7 @@ import pytest
 from dynapar.cluster import Cluster
 from dynapar.costs import load_costs
 from dynapar.packing.construct import construct
-from dynapar.packing.forest import pick, plant
+from dynapar.packing.forest import fill_machines
 from dynapar.packing.moldable import (
     NEVER,
     dealt_tokens,
@@ -14,7 +14,6 @@ from dynapar.packing.moldable import (
     overhead,
     remainder,
     share_tokens,
-    width_columns,
 )
 from dynapar.packing.search import improve
 from dynapar.packing.strip import Strip
@@ -77,22 +76,22 @@ def ends(problem: Problem, strip: Strip, i: int, single: bool) -> list[int]:
 def test_the_tree_finds_what_a_look_at_all_machines_finds(workload: str, waves: int) -> None:
     problem = problem_of(workload, seed=1)
     strip = built(problem, 64, waves)
-    forest = plant(strip)
-    tables = width_columns(forest.widths, problem.jobs, problem.constants)
     seen = set()
     for i in problem.order[64:].tolist():
         known = ends(problem, strip, i, waves > 0)
         for target in (min(known) - 1, int(np.median(known)), max(known)):
             by = [end for end in known if end <= target]
-            for fullest, wanted in ((False, min(known)), (True, max(by, default=NEVER))):
-                m, end, _ = pick(
-                    forest, strip, i, target, fullest, waves > 0, *tables,
+            for best_fit, wanted in ((False, min(known)), (True, max(by, default=min(known)))):
+                tried = Strip(*(column.copy() for column in strip))
+                done = fill_machines(
+                    tried, np.array([i]), target, waves > 0, best_fit, False,
                     problem.jobs, problem.limits, problem.constants,
                 )  # fmt: skip
-                assert (m < 0) == (wanted == NEVER)
-                assert end == wanted
-                assert m < 0 or known[m] == wanted
-                seen.add(m)
+                assert done == (wanted < NEVER)
+                if done:
+                    m = int(tried.machine[tried.microbatch[i]])
+                    assert known[m] == tried.machine_end[m] == wanted
+                    seen.add(m)
     assert len(seen) > 2
 
 

@@ -26,9 +26,10 @@ from dynapar.attention.trees import tree
 from dynapar.errors import ModelError
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.attention_interface import dynapar_attention
+from dynapar.runtime.layout import Unit
 from dynapar.runtime.masks import MaskClass
 from tests.models import small_model
-from tests.runtime.masked_models import make_model, make_sample
+from tests.runtime.masked_models import PATCH, SIDE, make_model, make_sample
 
 TEXT: dict[str, Any] = {
     "vocab_size": 32,
@@ -142,6 +143,23 @@ def test_losses_of_routers_are_refused() -> None:
     model.config.output_router_logits = True
     with pytest.raises(ModelError, match="configuration has output_router_logits true; expected f"):
         Adapter(model)
+
+
+def test_gemmas_patches_are_cut_as_its_encoder_cuts_pixels() -> None:
+    model = make_model("gemma3")
+    tower = model.model.vision_tower
+    pixels = torch.randn(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    cut = torch.nn.functional.unfold(pixels, PATCH, stride=PATCH)[0].T
+    adapter = Adapter(model)
+    with torch.no_grad():
+        want = model.model.get_image_features(pixels, return_dict=True).pooler_output[0]
+        got = adapter.encode([Unit((1, SIDE // PATCH, SIDE // PATCH), cut)])
+    assert torch.equal(got, want)
+    assert adapter.encoder_is_trained
+    tower.requires_grad_(False)
+    assert Adapter(model).encoder_is_trained, "the projector is"
+    model.model.multi_modal_projector.requires_grad_(False)
+    assert not Adapter(model).encoder_is_trained
 
 
 def test_trees_are_refused_where_layers_attend_in_chunks() -> None:

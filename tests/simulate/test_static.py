@@ -44,7 +44,7 @@ def test_every_static_layout_is_a_valid_plan_of_one_degree(
         plan = to_plan(problem, layout, bound=0, homogeneous=(0, 0), chosen="dynamic", seconds=0.0)
         validate(plan, COSTS)
         assert plan.degrees == (degree,)
-        known = at_degree(problem, problem.order, degree)
+        known = at_degree(problem, degree)
         assert known is None or layout.makespan <= known.makespan
         assert layout.makespan >= found.layouts[found.degree][0].makespan
 

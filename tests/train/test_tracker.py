@@ -114,21 +114,38 @@ def test_the_page_names_the_files_of_a_run(resumed: Path) -> None:
         assert any(path.match(pattern) for pattern in patterns), path
 
 
-def test_the_pages_snippet_follows_a_run(resumed: Path) -> None:
+@pytest.mark.usefixtures("alone")
+def test_the_pages_tracker_follows_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    space: dict[str, Any] = {}
-    exec(compile(code, "metrics.md", "exec"), space)
+    config = write_run(tmp_path, planner=PLANNER, steps=2)
+    exec(compile(code, "metrics.md", "exec"), {"CONFIG": config})
+    rows = read_steps(tmp_path / "run" / METRICS)
+    said = [line for line in capsys.readouterr().out.splitlines() if re.match(r"\d+ \{", line)]
+    assert said == [
+        f"{row['step']} { {name: round(value, 4) for name, value in step_scalars(row).items()} }"
+        for row in rows
+    ]
+    assert not (tmp_path / "run" / FOLDER).exists()
 
+
+def test_trackers_are_closed_and_run_beside_each_other(tmp_path: Path, alone: None) -> None:
     class Kept:
         steps: ClassVar[list[int]] = []
+        closed: ClassVar[list[bool]] = []
 
         def log(self, step: int, scalars: Mapping[str, float]) -> None:
-            assert scalars["loss"] > 0
+            assert not self.closed
             self.steps.append(step)
 
-    assert space["follow"](resumed, Kept()) == 4
-    assert space["follow"](resumed, Kept(), seen=3) == 4
-    assert Kept.steps == [0, 1, 2, 3, 3]
+        def close(self) -> None:
+            self.closed.append(True)
+
+    train(read_run_config(write_run(tmp_path, **kept(2))), trackers=[Kept()])
+    assert Kept.steps == [0, 1]
+    assert Kept.closed == [True]
+    assert set(events(tmp_path / "run" / FOLDER)["loss"]) == {0, 1}
 
 
 @pytest.mark.usefixtures("alone")
@@ -144,6 +161,7 @@ def test_the_scalars_of_a_step() -> None:
         "chosen": "dynamic",
         "frozen": True,
         "nothing": None,
+        "speeds": [1.0, 0.5],
         "degrees": {"1": 5, "2": 1},
         "costs": {"name": "own", "measured": True},
         "homogeneous": {"degree": 2, "makespan": 0.5},
@@ -153,6 +171,7 @@ def test_the_scalars_of_a_step() -> None:
         "loss": 2.0,
         "homogeneous/degree": 2.0,
         "homogeneous/makespan": 0.5,
+        "speeds/min": 0.5,
         "ranks/busy/max": 3.0,
         "ranks/busy/mean": 2.0,
     }

@@ -24,7 +24,7 @@ def test_a_plan_of_ours_is_worth_what_we_say(seed: int, sync: Sync) -> None:
     """A homogeneous layout, read as if a peer had made it; its units are placed anew."""
     samples = random_table(seed, seed % 30 + 1)
     problem = problem_of(samples, "2x4", sync)
-    _, found = best_homogeneous(problem, problem.order)
+    _, found = best_homogeneous(problem)
     assert found is not None
     layout = found.layout
     degrees = layout.sample_degree[layout.order[layout.offsets[:-1]]]
