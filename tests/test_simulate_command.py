@@ -178,5 +178,5 @@ def test_every_scheduler_is_given_the_trees(
 
 def test_a_source_without_prefixes_cannot_be_grouped(capsys: pytest.CaptureFixture[str]) -> None:
     assert "samples are to be grouped by prefix, and workload 'docs' says of none" in failed(
-        capsys, "simulate", "docs", *SMALL, "--group-by", "prefix"
+        capsys, 2, "simulate", "docs", *SMALL, "--group-by", "prefix"
     )
