@@ -110,10 +110,13 @@ class _Rooms:
         self.tokens, self.shared = samples.llm_tokens.tolist(), prefixes.tokens.tolist()
         self.encoded, self.common = samples.encoder_tokens.tolist(), commons.tolist()
         self.units, self.common_units = np.diff(offsets).tolist(), prefixes.units.tolist()
+        largest = np.zeros(len(samples), np.int64)
+        owners = np.repeat(np.arange(len(samples)), np.diff(offsets))
+        np.maximum.at(largest, owners, samples.unit_tokens)
+        self.largest = largest.tolist()
 
     def alone(self, row: int) -> _Size:
-        largest = int(self.samples.units(row).max()) if self.units[row] else 0
-        return _Size(self.tokens[row], self.encoded[row], largest, self.units[row])
+        return _Size(self.tokens[row], self.encoded[row], self.largest[row], self.units[row])
 
     def joined(self, tree: _Size, alone: _Size, row: int) -> _Size:
         """The tree with the branch of one more sample."""
@@ -127,6 +130,8 @@ class _Rooms:
     def fits(self, size: _Size) -> bool:
         """At some degree, by the cuts that the planner counts with."""
         config, (tokens, encoder_tokens, largest, units) = self.config, size
+        if tokens <= config.capacity and encoder_tokens <= config.encoder_capacity:
+            return True
         return any(
             shared(tokens, degree) <= config.capacity
             and dealt_tokens(encoder_tokens, largest, units, degree) <= config.encoder_capacity
