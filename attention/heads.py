@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -59,6 +60,12 @@ def share_heads(q_heads: int, kv_heads: int, members: int) -> tuple[Heads, ...]:
     )  # fmt: skip
     cuts = [i * (q_heads // grain) // members * grain for i in range(members + 1)]
     return tuple(_heads(first, stop, each) for first, stop in itertools.pairwise(cuts))
+
+
+def kv_is_shared(heads: Sequence[Heads]) -> bool:
+    """Whether some key/value head is read by more than one member of a group."""
+    held = [share.kv for share in heads if share.q_heads]
+    return any(first < stop for (_, stop), (first, _) in itertools.pairwise(held))
 
 
 def _heads(first: int, stop: int, each: int) -> Heads:

@@ -246,20 +246,9 @@ def plan_attention(
     Raises:
         ValueError: Something is impossible, or the bands of a sequence overlap or leave it.
     """
-    if len(bands) != len(lengths):
-        raise ValueError(
-            f"bands has {len(bands)} masks for {len(lengths)} sequences; expected one for each: "
-            "use causal(length) or full(length)"
-        )
+    _check_masks(lengths, bands)
     if spans is None:
         spans = cut(lengths, degree=degree, positions=positions, layout=layout)
-    for i, (length, mask) in enumerate(zip(lengths, bands, strict=True)):
-        if len(mask) == 1 and mask[0][:4] == (0, length, 0, length):
-            continue
-        try:
-            check_bands(length, mask)
-        except ValueError as error:
-            raise ValueError(f"bands[{i}]: {error}") from None
     chosen = select(degree, name=scheme) if isinstance(scheme, str) else scheme
     if chosen.degree != degree:
         raise ValueError(
@@ -281,6 +270,21 @@ def plan_attention(
         held=held,
         table=table,
     )
+
+
+def _check_masks(lengths: Sequence[int], bands: Sequence[Bands]) -> None:
+    if len(bands) != len(lengths):
+        raise ValueError(
+            f"bands has {len(bands)} masks for {len(lengths)} sequences; expected one for each: "
+            "use causal(length) or full(length)"
+        )
+    for i, (length, mask) in enumerate(zip(lengths, bands, strict=True)):
+        if len(mask) == 1 and mask[0][:4] == (0, length, 0, length):
+            continue
+        try:
+            check_bands(length, mask)
+        except ValueError as error:
+            raise ValueError(f"bands[{i}]: {error}") from None
 
 
 def _grouped(spans: Spans, *, share: int, groups: int) -> Spans:

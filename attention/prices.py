@@ -22,15 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .heads import Heads, share_heads
+from .heads import Heads, kv_is_shared, share_heads
 
 IntArray = NDArray[np.int64]
 
 BACKWARD = 2.5
 """FLOPs of attention's backward over those of its forward."""
 
-LSE_BYTES = 4
-"""Of a log-sum-exp on the wire."""
+SUM_BYTES = 4
+"""Of a log-sum-exp, or of a gradient that is yet to be added to others, on the wire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +148,14 @@ def _widths(heads: Sequence[Heads], layer: Layer) -> list[IntArray]:
     number = layer.head_dim * layer.itemsize
     q = np.array([h.q_heads for h in heads], dtype=np.int64)
     kv = np.array([h.kv_heads for h in heads], dtype=np.int64)
-    lse, others = LSE_BYTES * q, 1 - np.eye(len(heads), dtype=np.int64)
+    lse, others = SUM_BYTES * q, 1 - np.eye(len(heads), dtype=np.int64)
+    gradient = max(SUM_BYTES, layer.itemsize) if kv_is_shared(heads) else layer.itemsize
     # Rows go to those who compute the heads, and results come back from them.
     return [
         others * (q + 2 * kv) * number,
         others * (q * number + lse)[:, None],
         others * ((3 * q + 2 * kv) * number + lse),
-        others * ((q + 2 * kv) * number)[:, None],
+        others * (q * number + 2 * kv * layer.head_dim * gradient)[:, None],
     ]
 
 

@@ -3,7 +3,8 @@
 The members of a group send each other their rows of the heads that each computes, so that every one
 of them holds all rows of the group for its own heads. It computes these as `staged` does: alone
 where the ring is one group, else with its counterparts in the other groups. Results go back to the
-owners of the rows; gradients of a key/value head that several members read are summed there.
+owners of the rows. Gradients of a key/value head that several members read are summed there, and
+travel as wide as they are summed; all others are complete and travel in the dtype of the input.
 
 Backward trades again instead of keeping what forward traded, which would be as much memory as
 queries, keys, values and outputs together. Autograd neither schedules nor differentiates
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from . import staged
 from .exchange import Message
-from .heads import Heads, share_heads
+from .heads import Heads, kv_is_shared, share_heads
 from .merge import put_, sinks_gradient, take
 from .plan import BoundPlan
 from .staged import Setting, accumulator
@@ -89,7 +90,9 @@ def backward(
     """As `staged.backward`."""
     plan, heads = setting.plan, _heads(q_TNH, k_TGH, setting)
     given, sums = q_TNH.dtype, accumulator(q_TNH.dtype)
-    wire, mine = setting.kernel.compute_dtype(given), heads[plan.member]
+    mine = heads[plan.member]
+    # What one member alone computes needs no sum any more, so it is rounded before it travels.
+    kv = sums if kv_is_shared(heads) else given
     lse_RN, grad_RNH, q_RNH, k_RGH, v_RGH, out_RNH = _to_heads(
         plan,
         heads,
@@ -115,8 +118,7 @@ def backward(
     back = _to_rows(
         plan,
         heads,
-        # A query head is computed by one member: nothing is added to its gradient any more.
-        [(dk_RGH.to(wire), "kv"), (dv_RGH.to(wire), "kv"), (dq_RNH.to(given), "q")],
+        [(dk_RGH.to(kv), "kv"), (dv_RGH.to(kv), "kv"), (dq_RNH.to(given), "q")],
         "attention backward gradients traded",
     )
     for theirs, (dk, dv, dq) in back:

@@ -18,6 +18,7 @@ import typer
 
 import dynapar
 from dynapar.cli_bench import bench
+from dynapar.cli_calibrate import calibrate
 from dynapar.cli_doctor import check_order, doctor
 from dynapar.cli_lengths import inspect, verify_lengths
 from dynapar.cli_options import (
@@ -255,6 +256,7 @@ def simulate(
 app.command()(inspect)
 app.command()(verify_lengths)
 app.command()(report)
+app.command()(calibrate)
 app.add_typer(bench, name="bench")
 
 

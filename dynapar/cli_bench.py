@@ -17,7 +17,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 @bench.command()
 def attention(
     lengths: Annotated[
-        str, typer.Option(metavar="N,N", help="Tokens of each sequence; N*M is M of N.")
+        str,
+        typer.Option(
+            metavar="N,N", help="Tokens of each sequence; N*M: M of N; M~N: M, log-normal around N."
+        ),
     ] = "2600,1200,297",
     degrees: Annotated[str, typer.Option(metavar="D,D", help="Ranks of a ring.")] = "1,2,3,4",
     mask: Annotated[

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from dynapar.errors import ControlError
+from dynapar.speeds import Pace
 
 _logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class _Message(NamedTuple):
     targets: int
     planned_targets: int
     stubs: tuple[str, ...]
-    seconds: tuple[float, ...]
+    paces: tuple[Pace, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class Agreement:
     """Targets that the plan expected each rank to count."""
     stubs: tuple[tuple[str, ...], ...]
     """By rank, the ids of the samples that it could not load."""
-    seconds: tuple[tuple[float, ...], ...]
-    """By rank, measured seconds of microbatches of finished steps, as they were handed in."""
+    paces: tuple[tuple[Pace, ...], ...]
+    """By rank, what it measured in finished steps, as it was handed in."""
 
 
 class ControlPlane:
@@ -90,7 +91,7 @@ class ControlPlane:
         planned_targets: int,
         stubs: Sequence[str],
         fingerprint: str,
-        seconds: Sequence[float] = (),
+        paces: Sequence[Pace] = (),
     ) -> Agreement:
         """Exchange what this rank knows of a step and check that all ranks mean the same one.
 
@@ -105,14 +106,14 @@ class ControlPlane:
             planned_targets: The same by the plan.
             stubs: Ids of samples that this rank could not load.
             fingerprint: Of the index that this rank reads.
-            seconds: Measured microbatches of finished steps, to be handed to all ranks.
+            paces: Measured in finished steps, to be handed to all ranks.
 
         Raises:
             ControlError: Steps, fingerprints or digests differ (both values and their ranks are
                 named, on every rank), or a rank is gone or stays away longer than the timeout.
         """
         message = _Message(
-            step, digest, fingerprint, targets, planned_targets, tuple(stubs), tuple(seconds)
+            step, digest, fingerprint, targets, planned_targets, tuple(stubs), tuple(paces)
         )
         messages = self._gather(message)
         _check_equal(step, "work on different steps", [str(m.step) for m in messages])
@@ -128,7 +129,7 @@ class ControlPlane:
             targets_by_rank=tuple(m.targets for m in messages),
             planned_by_rank=tuple(m.planned_targets for m in messages),
             stubs=tuple(m.stubs for m in messages),
-            seconds=tuple(m.seconds for m in messages),
+            paces=tuple(m.paces for m in messages),
         )
 
     def _gather(self, message: _Message) -> list[_Message]:

@@ -108,6 +108,19 @@ class StepCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredOn:
+    """What costs were measured on; they say nothing of anything else."""
+
+    hardware: str
+    """Name and count of devices, or the processor."""
+    model: str
+    """Digest of the model's sizes."""
+    precision: str
+    versions: str
+    """Of what computes; another version may be faster or slower, and is not refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """A cost file. `name` and `measured` say where it comes from."""
 
@@ -124,6 +137,8 @@ class Costs:
     audio: EncoderCosts | None = None
     """Of audio clips; None: as `encoder`. `dynapar inspect` prices clips by it. Plans know a unit's
     tokens and not its kind, and price every unit by `encoder`."""
+    measured_on: MeasuredOn | None = None
+    """Of a file that `dynapar calibrate` wrote."""
     contention_prior: float = 1.0
     """Factor by which overlapped communication slows compute; not part of any prediction yet."""
 
@@ -191,7 +206,7 @@ def costs_from_json(values: Json, *, where: str = "costs") -> Costs:
         raise CostsError(
             f"{where} has version {values.get('version')!r}; expected {VERSION}: calibrate again"
         )
-    known = {"version", "name", "measured", "unit", "contention_prior", *_SECTIONS}
+    known = {"version", "name", "measured", "measured_on", "unit", "contention_prior", *_SECTIONS}
     if extra := sorted(set(values) - known):
         raise CostsError(f"{where} has {extra[0]!r}; expected one of {', '.join(sorted(known))}")
     for section in ("linear", "fixed"):
@@ -208,7 +223,45 @@ def costs_from_json(values: Json, *, where: str = "costs") -> Costs:
         for key, kind in _SECTIONS.items()
         if key in values
     }
-    return Costs(name=name, measured=measured, contention_prior=float(prior), **sections)  # type: ignore[arg-type]
+    return Costs(
+        name=name,
+        measured=measured,
+        measured_on=_measured_on(values.get("measured_on"), f"{where}.measured_on"),
+        contention_prior=float(prior),
+        **sections,  # type: ignore[arg-type]
+    )
+
+
+def _measured_on(values: Json, where: str) -> MeasuredOn | None:
+    if values is None:
+        return None
+    names = [field.name for field in fields(MeasuredOn)]
+    texts = isinstance(values, dict) and all(isinstance(text, str) for text in values.values())
+    if not isinstance(values, dict) or sorted(values) != sorted(names) or not texts:
+        raise CostsError(
+            f"{where} is {values!r}; expected texts {', '.join(names)}: calibrate again"
+        )
+    return MeasuredOn(**{name: str(values[name]) for name in names})
+
+
+def check_origin(costs: Costs, here: MeasuredOn) -> None:
+    """Refuse costs that were measured on other hardware, of another model or in another precision.
+
+    Costs that say nothing of where they come from, such as the shipped ones, pass.
+
+    Raises:
+        CostsError: One of the three differs; both values are named.
+    """
+    if costs.measured_on is None:
+        return
+    for name in ("hardware", "model", "precision"):
+        theirs, ours = getattr(costs.measured_on, name), getattr(here, name)
+        if theirs != ours:
+            raise CostsError(
+                f"costs {costs.name!r} were measured with {name} {theirs!r}; expected {ours!r}, as "
+                "here. Run `dynapar calibrate` on this machine, or set force_costs: true to plan "
+                "by them all the same"
+            )
 
 
 def costs_to_json(costs: Costs) -> dict[str, Json]:
@@ -239,7 +292,10 @@ def load_costs(path: str | Path | None) -> Costs:
             f"the name of shipped costs: {', '.join(SHIPPED)}"
         ) from None
     except ValueError as error:
-        raise CostsError(f"costs {str(path)!r} is not JSON: {error}") from None
+        raise CostsError(
+            f"costs {str(path)!r} is not JSON ({error}); expected a whole cost file. Copy it "
+            "again, or run `dynapar calibrate`"
+        ) from None
     return costs_from_json(values, where=f"costs {str(path)!r}")
 
 

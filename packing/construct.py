@@ -138,12 +138,13 @@ def construct(
     others = np.empty(n, np.int64)
     opened, kept = 0, 0
     ticks, tokens, encoded = jobs.ticks[:, 1], jobs.tokens, jobs.encoder_tokens
-    base = overhead(1, costs)
+    shadow, base = jobs.shadow, overhead(1, costs)
     for i in order:
         # What ends in time on one rank is most of a step: no call for each of these.
         degree = 1
+        latest = max(ticks[i] + base, shadow[i])
         if not ends_alone(
-            ticks[i] + base, target, tokens[i], encoded[i], limits.capacity, limits.encoder_capacity
+            latest, target, tokens[i], encoded[i], limits.capacity, limits.encoder_capacity
         ):
             degree = least_degree(jobs, i, target, limits, costs)
         if degree > ride:

@@ -253,9 +253,10 @@ def remainder(unit: int, degree: int) -> int:
 
 @kernel
 def alone(jobs: Jobs, i: int, degree: int, costs: Coefficients) -> int:
-    """Ticks of a microbatch of sample i alone."""
+    """Ticks of a microbatch of sample i alone; its second load, where that is longer."""
     rest = remainder(jobs.unit_ticks[i], degree)
-    return overhead(degree, costs) + job_ticks(jobs, i, degree, costs) + rest
+    ticks = overhead(degree, costs) + job_ticks(jobs, i, degree, costs) + rest
+    return max(ticks, int(jobs.shadow[i] // degree))
 
 
 @inlined

@@ -17,7 +17,7 @@ from .bins import settle_one
 from .moldable import Jobs, Limits
 from .ticks import BoolArray, Coefficients, IntArray, Layout, unit_columns
 
-PARTNERS = 6
+PARTNERS = 4
 """Microbatches that are looked at for one change, those with most room first."""
 TRIALS = 3
 """Changes that are tried in truth before a part is left as it is."""

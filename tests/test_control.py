@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from dynapar.control import Agreement, ControlPlane, control_group, lost_reason
 from dynapar.errors import ControlError
+from dynapar.speeds import Pace
 from tests.distributed import TIMEOUT, run_ranks
 
 
@@ -46,7 +47,7 @@ def check_agreement(rank: int) -> None:
             planned_targets=10**rank,
             stubs=(),
             fingerprint="f1",
-            seconds=[0.25 * rank] * rank,
+            paces=[Pace(1.0, 0.25 * rank)] * rank,
         )
         assert agreed == Agreement(
             step=step,
@@ -54,7 +55,7 @@ def check_agreement(rank: int) -> None:
             targets_by_rank=(1, 10, 100),
             planned_by_rank=(1, 10, 100),
             stubs=((), (), ()),
-            seconds=((), (0.25,), (0.5, 0.5)),
+            paces=((), (Pace(1.0, 0.25),), (Pace(1.0, 0.5),) * 2),
         )
 
 

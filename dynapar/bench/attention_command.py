@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 import dynapar
@@ -30,7 +32,8 @@ def attention_command(
     """Measure each degree and print a table, or one JSON value.
 
     Args:
-        lengths: Tokens of each sequence, separated by commas; "80*100" is 100 of 80.
+        lengths: Tokens of each sequence, separated by commas; "80*100" is 100 of 80, "60~90" is 60
+            from a log-normal distribution with median 90 and sigma 0.8.
         degrees: Ranks of the rings, separated by commas.
         mask: As in `AttentionCase`.
         dtype: As in `AttentionCase`.
@@ -117,6 +120,11 @@ def _as_json(case: AttentionCase, results: Sequence[AttentionResult]) -> dict[st
 def _lengths(text: str) -> tuple[int, ...]:
     lengths: list[int] = []
     for part in text.split(","):
+        if "~" in part:
+            count, median = _counts("lengths", part.replace("~", ","))
+            drawn = np.random.default_rng(0).lognormal(math.log(median), 0.8, count)
+            lengths += np.maximum(1, drawn.astype(np.int64)).tolist()
+            continue
         length, _, times = part.partition("*")
         lengths += list(_counts("lengths", length)) * _counts("lengths", times or "1")[0]
     return tuple(lengths)

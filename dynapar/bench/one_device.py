@@ -97,10 +97,14 @@ def seen(length: int, mask: Bands) -> Tensor:
     return visible
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, *, visible: Tensor) -> Tensor:
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, *, visible: Tensor, softcap: float | None = None
+) -> Tensor:
     """Attention by the book, q [T, N, H] and k, v [T, G, H] under a (T, T) mask; any dtype."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     logits = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     weights = torch.softmax(logits.masked_fill(~visible, -math.inf), -1)
     return torch.einsum("hqk,khd->qhd", weights, v)
 

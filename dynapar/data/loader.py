@@ -31,6 +31,7 @@ from dynapar.errors import ConfigError
 from dynapar.meta import IntArray, SampleTable
 from dynapar.plan import StepPlan, plan_digest
 from dynapar.planner import plan_ahead
+from dynapar.speeds import Pace, SpeedFollower
 
 PlanStep = Callable[[SampleTable, int], StepPlan]
 """(the step's samples, step) -> its plan; the same on every rank."""
@@ -66,7 +67,11 @@ class LoadedStep:
 
 
 class StepLoader:
-    """An iterator of loaded steps; close it, or use it in a `with` statement."""
+    """An iterator of loaded steps; close it, or use it in a `with` statement.
+
+    Attributes:
+        follower: Of the ranks' speeds; None where nobody asks about them.
+    """
 
     def __init__(
         self,
@@ -83,6 +88,7 @@ class StepLoader:
         prepare: Prepare | None = None,
         stub_limit: float = 0.05,
         counted: StubCount | None = None,
+        follower: SpeedFollower | None = None,
     ) -> None:
         """Start loading.
 
@@ -101,6 +107,8 @@ class StepLoader:
             stub_limit: Largest share of stubs among all samples of the run, over all ranks; above
                 it every rank's loader ends with a SampleError.
             counted: Stubs of the run before `first`; None for none.
+            follower: Is told what the ranks measured, at each agreement; its lag is above `ahead`,
+                so that `plan` may ask it about the step. None: nobody asks.
 
         Raises:
             ConfigError: `ahead` is below 1.
@@ -112,8 +120,9 @@ class StepLoader:
         self._steps, self._ahead = steps, ahead
         self._stub_limit, self._counted = stub_limit, counted or StubCount()
         self._taken, self._taken_count = first, self._counted
+        self.follower = follower
         self._ready: deque[LoadedStep] = deque()
-        self._seconds: list[float] = []
+        self._paces: list[Pace] = []
         self._failure: BaseException | None = None
         self._closing = self._stopped = self._ended = False
         self._changed = threading.Condition()
@@ -143,14 +152,20 @@ class StepLoader:
             raise self._failure
         raise StopIteration
 
-    def report(self, seconds: Sequence[float]) -> None:
-        """Hand in measured seconds of finished microbatches; the next agreement carries them."""
+    def report(self, pace: Pace) -> None:
+        """Hand in what this rank measured in a finished step; the next agreement carries it."""
         with self._changed:
-            self._seconds += seconds
+            self._paces.append(pace)
 
-    def state_dict(self) -> dict[str, int | bool]:
-        """The sampler's state and the stubs before the first step that was not taken."""
-        return self._sampler.state_dict(self._taken) | self._taken_count.state_dict()
+    def state_dict(self) -> dict[str, object]:
+        """The sampler's state, the stubs and the speeds before the first step not taken."""
+        state: dict[str, object] = {
+            **self._sampler.state_dict(self._taken),
+            **self._taken_count.state_dict(),
+        }
+        if self.follower is not None:
+            state["speeds"] = self.follower.after(self._taken - 1).to_state()
+        return state
 
     def close(self) -> None:
         """End the thread.
@@ -234,15 +249,17 @@ class StepLoader:
         agreement, stubs, samples = None, parts.stubs(), parts.samples()
         if self._control is not None:
             with self._changed:
-                seconds, self._seconds = self._seconds, []
-            agreement = self._agree(plan, samples, stubs, seconds)
+                paces, self._paces = self._paces, []
+            agreement = self._agree(plan, samples, stubs, paces)
             if any(agreement.stubs):
                 # Samples that only another rank failed to load become stubs here as well; then
                 # the counts are right, and all ranks know it.
                 stubs = tuple(dict.fromkeys(id for ids in agreement.stubs for id in ids))
                 parts.make_stubs(stubs)
                 samples = parts.samples()
-                agreement = self._agree(plan, samples, stubs, seconds)
+                agreement = self._agree(plan, samples, stubs, paces)
+            if self.follower is not None:
+                self.follower.observe(step, agreement.paces)
         self._judge_stubs(parts, stubs, drawn=len(rows))
         own = self._own_targets(plan, samples)
         prepared = self._prepare(plan, samples) if self._prepare is not None else None
@@ -272,19 +289,22 @@ class StepLoader:
         plan: StepPlan,
         samples: Mapping[int, LoadedSample],
         stubs: Sequence[str],
-        seconds: Sequence[float],
+        paces: Sequence[Pace],
     ) -> Agreement:
         assert self._control is not None
+        digest = plan_digest(plan)
+        if self.follower is not None:
+            digest += self.follower.at(plan.step).digest
         return self._control.agree(
             step=plan.step,
-            digest=plan_digest(plan),
+            digest=digest,
             targets=self._own_targets(plan, samples),
             planned_targets=sum(
                 int(plan.samples.label_tokens[sample]) for sample in _owned(plan, self._rank)
             ),
             stubs=stubs,
             fingerprint=self._index.fingerprint,
-            seconds=seconds,
+            paces=paces,
         )
 
     def _own_targets(self, plan: StepPlan, samples: Mapping[int, LoadedSample]) -> int:

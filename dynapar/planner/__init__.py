@@ -38,7 +38,7 @@ from dynapar.planner.problem import make_problem
 from dynapar.planner.random import random_plan as random_plan
 from dynapar.planner.recompute import plan_within
 from dynapar.planner.step import best_step
-from dynapar.planner.waves import best_waves
+from dynapar.planner.waves import best_waves, evened_single
 
 
 def plan_step(
@@ -78,6 +78,8 @@ def plan_step(
         find = best_waves if problem.lockstep else best_step
         dynamic = find(problem, order, bound)
         degree, homogeneous = best_homogeneous(problem, rival=dynamic.makespan)
+        if problem.lockstep and homogeneous is not None:
+            dynamic = evened_single(problem, dynamic, homogeneous, bound)
     dynamic, least = search_few(problem, dynamic, homogeneous, bound)
     found, single = dynamic, False
     if homogeneous is not None:

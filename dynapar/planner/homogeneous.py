@@ -42,20 +42,21 @@ def best_homogeneous(problem: Problem, *, rival: int | None = None) -> tuple[int
     Args:
         problem: The step.
         rival: A makespan that is known, in ticks. A degree whose floor is not below it cannot win
-            and is dealt in one way, to price it. One that ends `NEAR` it is dealt in all ways.
-            None: every degree that may be the best is dealt in all ways.
+            and is dealt in one way, to price it, unless the samples are `FEW`. None: every degree
+            that may be the best is dealt in all ways.
     """
-    floors = {degree: floor(problem, degree) for degree in homogeneous_degrees(problem)}
+    bound = problem.bound()
+    floors = {d: max(bound, floor(problem, d)) for d in homogeneous_degrees(problem)}
     best_degree, best = 0, None
+    few = len(problem.samples) <= FEW
     for degree in sorted(floors, key=lambda d: (floors[d], d)):
         if best is not None and floors[degree] >= best.makespan:
             break
         found = at_degree(problem, degree)
-        if found is not None and (rival is None or floors[degree] < rival):
-            least = found.makespan if best is None else min(found.makespan, best.makespan)
-            against = least if rival is None else min(least, rival)
-            if len(problem.samples) <= FEW or found.makespan <= against * (1 + NEAR):
-                found = sharpened(problem, degree, found)
+        hopeless = rival is not None and floors[degree] >= rival and not few
+        if found is not None and not hopeless and found.makespan > floors[degree]:
+            known = [each for each in (rival, best and best.makespan) if each is not None]
+            found = sharpened(problem, degree, found, against=min(known, default=None))
         if found is not None and (best is None or found.makespan < best.makespan):
             best_degree, best = degree, found
     return best_degree, best
@@ -136,15 +137,22 @@ def _grouped(
     return candidate(problem, strip, waves=waves, block=degree if wide else None, mixed=False)
 
 
-def sharpened(problem: Problem, degree: int, start: Candidate) -> Candidate:
+def sharpened(
+    problem: Problem, degree: int, start: Candidate, *, against: int | None = None
+) -> Candidate:
     """The best of `start` and what largest differencing and best fit find, in the best waves.
 
     Args:
         problem: The step.
         degree: One at which every sample fits.
         start: What `at_degree` found.
+        against: A makespan that is known, in ticks: where largest differencing does not come `NEAR`
+            it, and the samples are more than `FEW`, that is all. None: everything is tried.
     """
     best = better(start, by_differencing(problem, degree, rival=start.makespan)) or start
+    many = len(problem.samples) > FEW
+    if against is not None and many and best.makespan > against * (1 + NEAR):
+        return best
     least = floor(problem, degree)
     if best.makespan > least * (1 + CLOSE):
         best = better(best, _multifit(problem, degree, best)) or best

@@ -31,16 +31,6 @@ class Part(NamedTuple):
     rows: list[int]
 
 
-class _Load(NamedTuple):
-    """Tokens and encoder tokens of some samples on each rank of their microbatch."""
-
-    tokens: IntArray
-    encoder_tokens: IntArray
-
-    def plus(self, other: _Load) -> _Load:
-        return _Load(self.tokens + other.tokens, self.encoder_tokens + other.encoder_tokens)
-
-
 def split(
     layout: Layout,
     policies: IntArray,
@@ -63,12 +53,13 @@ def split(
         ranks_per_node: As in `price_layout`.
     """
     parts: list[list[Part]] = []
+    sizes = _Sizes(layout, samples, memory)
     for number, policy in enumerate(policies.tolist()):
         rows = layout.order[layout.offsets[number] : layout.offsets[number + 1]].tolist()
         whole = Part(int(layout.first[number]), int(layout.width[number]), policy, rows)
         apart: list[Part] = []
         if policy > POLICIES.index(memory.policies[0].policy) and len(rows) > 1:
-            apart = list(_apart(layout, whole, samples, memory))
+            apart = list(sizes.apart(whole))
         parts.append(apart if len(apart) > 1 else [whole])
     if all(len(group) == 1 for group in parts):
         return layout, policies
@@ -98,50 +89,92 @@ def _longest(group: Sequence[Part], ticks: Sequence[int], width: int) -> int:
     return wide + max(own.values())
 
 
-def _apart(
-    layout: Layout, whole: Part, samples: SampleTable, memory: MemoryLimits
-) -> Iterator[Part]:
-    """Parts in which each sample has the policy that it needs alone, wide ones first."""
-    bins: dict[tuple[bool, int, int], list[tuple[_Load, list[int]]]] = {}
-    loads = {row: _load(layout, whole, row, samples) for row in whole.rows}
-    for row in sorted(whole.rows, key=lambda row: -int(loads[row].tokens.max())):
-        policy = _needed(loads[row], memory)
-        narrow = _is_narrow(layout, row, samples)
-        first = int(layout.sample_first[row]) if narrow else whole.first
-        group = bins.setdefault((narrow, first, policy), [])
-        for place, (load, rows) in enumerate(group):
-            if _needed(both := load.plus(loads[row]), memory) <= policy:
-                group[place] = (both, [*rows, row])
-                break
-        else:
-            group.append((loads[row], [row]))
-    for (narrow, first, policy), group in sorted(bins.items(), key=lambda entry: entry[0]):
-        for _, rows in group:
-            yield Part(first, 1 if narrow else whole.width, policy, rows)
+class _Sizes:
+    """What samples take of a rank's budget, as shares that add up to at most 1 where they fit.
 
+    A share is the largest over the moments that may be the peak. Shares that sum to 1 or less fit
+    at every moment, so what is packed by them fits; where one moment rules, they are exact.
+    """
 
-def _is_narrow(layout: Layout, row: int, samples: SampleTable) -> bool:
-    """Whether one rank holds a sample and encodes all of its units."""
-    units = layout.unit_rank[samples.unit_offsets[row] : samples.unit_offsets[row + 1]]
-    return bool(layout.sample_degree[row] == 1 and (units == layout.sample_first[row]).all())
+    def __init__(self, layout: Layout, samples: SampleTable, memory: MemoryLimits) -> None:
+        self.first = layout.sample_first.tolist()
+        self.degree = layout.sample_degree.tolist()
+        self.unit_rank = layout.unit_rank.tolist()
+        self.tokens = samples.llm_tokens.tolist()
+        self.offsets = samples.unit_offsets.tolist()
+        self.units = samples.unit_tokens.tolist()
+        self.policies = [
+            (
+                POLICIES.index(limits.policy),
+                [
+                    (piece.token / left, piece.encoder_token / left)
+                    for piece in limits.pieces
+                    if (left := memory.budget - piece.fixed) > 0
+                ],
+            )
+            for limits in memory.policies
+        ]
+        self.alone = self._alone(samples)
 
+    def _alone(self, samples: SampleTable) -> list[tuple[int, float]]:
+        """Of each sample on one rank: the first policy that holds it, if any, and its share."""
+        tokens = samples.llm_tokens.astype(np.float64)
+        sums = np.concatenate(([0], np.cumsum(samples.unit_tokens)))
+        encoder = (sums[samples.unit_offsets[1:]] - sums[samples.unit_offsets[:-1]]).astype(float)
+        policy, share = np.full(len(tokens), len(POLICIES)), np.ones(len(tokens))
+        for number, pieces in reversed(self.policies):
+            own = np.max([a * tokens + e * encoder for a, e in pieces], axis=0)
+            policy[own <= 1.0] = number
+            share[own <= 1.0] = own[own <= 1.0]
+        return list(zip(policy.tolist(), share.tolist(), strict=True))
 
-def _load(layout: Layout, whole: Part, row: int, samples: SampleTable) -> _Load:
-    tokens, encoder = np.zeros((2, whole.width), np.int64)
-    degree, place = int(layout.sample_degree[row]), int(layout.sample_first[row]) - whole.first
-    for position in range(degree):
-        tokens[place + position] = cut_tokens(int(samples.llm_tokens[row]), degree, position)
-    units = slice(samples.unit_offsets[row], samples.unit_offsets[row + 1])
-    np.add.at(encoder, layout.unit_rank[units] - whole.first, samples.unit_tokens[units])
-    return _Load(tokens, encoder)
+    def apart(self, whole: Part) -> Iterator[Part]:
+        """Parts in which each sample has the policy that it needs alone, wide ones first."""
+        bins: dict[tuple[bool, int, int], list[tuple[list[float], list[int]]]] = {}
+        for row in sorted(whole.rows, key=lambda row: -self.tokens[row] // self.degree[row]):
+            narrow = self._is_narrow(row)
+            first, width = (self.first[row], 1) if narrow else (whole.first, whole.width)
+            if narrow:
+                policy, share = self.alone[row]
+                shares = [share]
+            else:
+                policy, shares = self._needed(row, first, width, otherwise=whole.policy)
+            group = bins.setdefault((narrow, first, policy), [])
+            for held, rows in group:
+                if all(a + b <= 1.0 for a, b in zip(held, shares, strict=True)):
+                    held[:] = [a + b for a, b in zip(held, shares, strict=True)]
+                    rows.append(row)
+                    break
+            else:
+                group.append((shares, [row]))
+        for (narrow, first, policy), group in sorted(bins.items(), key=lambda entry: entry[0]):
+            for _, rows in group:
+                yield Part(first, 1 if narrow else whole.width, policy, rows)
 
+    def _is_narrow(self, row: int) -> bool:
+        """Whether one rank holds a sample and encodes all of its units."""
+        own = self.unit_rank[self.offsets[row] : self.offsets[row + 1]]
+        return bool(self.degree[row] == 1 and all(rank == self.first[row] for rank in own))
 
-def _needed(load: _Load, memory: MemoryLimits) -> int:
-    """The first policy that holds a load; one past the last where none does."""
-    for limits in memory.policies:
-        if (limits.peak(load.tokens, load.encoder_tokens) <= memory.budget).all():
-            return POLICIES.index(limits.policy)
-    return len(POLICIES)
+    def _needed(
+        self, row: int, first: int, width: int, *, otherwise: int
+    ) -> tuple[int, list[float]]:
+        """The first policy that holds a sample, and its share of each rank's budget."""
+        tokens, encoder = [0] * width, [0] * width
+        degree = self.degree[row]
+        for position in range(degree):
+            place = self.first[row] - first + position
+            tokens[place] = cut_tokens(self.tokens[row], degree, position)
+        for unit in range(self.offsets[row], self.offsets[row + 1]):
+            encoder[self.unit_rank[unit] - first] += self.units[unit]
+        shares = [1.0] * width
+        for policy, pieces in self.policies:
+            shares = [
+                max(a * t + e * m for a, e in pieces) for t, m in zip(tokens, encoder, strict=True)
+            ]
+            if max(shares) <= 1.0:
+                return policy, shares
+        return otherwise, shares
 
 
 def _joined(layout: Layout, parts: Sequence[Sequence[Part]]) -> tuple[Layout, IntArray]:

@@ -29,6 +29,10 @@ WHOLE = 0.5
 """Samples of at most this share of a wave stay whole in wide microbatches, as a rule."""
 STEEP = 0.01
 """Peeling ends where it promises a step so much longer."""
+FAR = 1.05
+"""After a setting so far behind the best, the others are left out."""
+STRETCHED = (106, 112, 120)
+"""Longer targets, in percent, for steps that come nowhere near the bound."""
 CLOSE = 0.02
 """A gap from which evening out may end the search."""
 REFINED = 100
@@ -91,11 +95,47 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
     choices = settings(problem)
     for _, waves, way in found[: 3 if few else 1]:
         for setting in choices:
-            search.attempt(way, waves, setting)
+            value = search.attempt(way, waves, setting)
             if search.close and search.even_out():
                 return search.result(order)
+            if not few and search.best is not None and (value or 0) > search.best.makespan * FAR:
+                break
+    search.stretch(found)
     search.even_out()
     return search.result(order)
+
+
+def evened(problem: Problem, found: Candidate, bound: int) -> Candidate:
+    """A layout of waves after samples have moved between its microbatches; itself if none has.
+
+    Args:
+        problem: The step, under sync "microbatch".
+        found: Any layout of it.
+        bound: Its lower bound, in ticks.
+    """
+    layout = Layout(*(column.copy() for column in found.layout))
+    changes = refine(
+        layout, REFINED + 2 * len(layout.first), int(bound * (1 + GOOD / 2)), problem.jobs,
+        problem.unit_offsets, problem.unit_tokens, problem.limits, problem.constants,
+    )  # fmt: skip
+    return price(problem, layout) if changes else found
+
+
+def evened_single(problem: Problem, dynamic: Candidate, single: Candidate, bound: int) -> Candidate:
+    """The shorter of `dynamic` and a layout of one degree that evening out has made one of many.
+
+    Args:
+        problem: The step, under sync "microbatch".
+        dynamic: The best dynamic layout so far.
+        single: The best layout of one degree.
+        bound: The lower bound, in ticks.
+    """
+    near = single.makespan <= dynamic.makespan * (1 + CLOSE)
+    best = min(dynamic.makespan, single.makespan)
+    if not near or best <= bound * (1 + GOOD / 2):
+        return dynamic
+    found = evened(problem, single, bound)
+    return found if found.makespan < dynamic.makespan else dynamic
 
 
 class _Search:
@@ -132,18 +172,22 @@ class _Search:
 
     def even_out(self) -> bool:
         """Move samples between the microbatches of the best layout; whether it is good now."""
-        problem, best = self.problem, self.best
-        if best is None or best is self.evened or self.good:
-            return self.good
-        layout = Layout(*(column.copy() for column in best.layout))
-        rounds = REFINED + 2 * len(layout.first)
-        goal = int(self.bound * (1 + GOOD / 2))
-        changes = refine(
-            layout, rounds, goal, problem.jobs, problem.unit_offsets, problem.unit_tokens,
-            problem.limits, problem.constants,
-        )  # fmt: skip
-        self.best = self.evened = price(problem, layout) if changes else best
+        if self.best is not None and self.best is not self.evened and not self.good:
+            self.best = self.evened = evened(self.problem, self.best, self.bound)
         return self.good
+
+    def stretch(self, found: list[tuple[int, int, Way]]) -> None:
+        """Where nothing comes near the bound, try longer waves, in which rings need fewer ranks."""
+        node = min(self.problem.limits.node, self.problem.limits.largest)
+        best = self.best
+        if best is None or best.makespan <= self.bound * (1 + 2 * CLOSE):
+            return
+        for percent in STRETCHED:
+            for _, waves, way in sorted(found, key=lambda entry: (len(entry[2].peeled), entry[1])):
+                if not way.peeled and waves > 1:
+                    apart = bool(len(self.problem.unit_tokens))
+                    self.attempt(way, waves, Setting(percent, node, node, False, apart))
+                    break
 
     def fewest(self, order: IntArray, fill: float = 1.0) -> int:
         """Waves that hold the tokens of these samples, filled to this share."""
@@ -194,15 +238,19 @@ class _Search:
             return None
         if self.work[order[0]] + self.overhead <= self.even(order, self.fewest(order)):
             return None
+        jobs, work, width = problem.jobs, self.work, 2
+        if len(problem.unit_tokens):
+            jobs = self._apart(order, self.fewest(order))
+            work, width = work - problem.jobs.encoder_ticks, problem.limits.node
+        width = min(width, problem.limits.node, problem.limits.largest)
         targets, fills = leader_targets(
-            order[:LEADERS], self.work, problem.jobs, problem.limits, problem.constants
+            order[:LEADERS], work, jobs, problem.limits, problem.constants
         )
-        width = min(2, problem.limits.node, problem.limits.largest)
         best, best_fill = None, LEAST_FILL
         for k in np.argsort(-fills, kind="stable")[:2]:
             done, strip = construct(
                 order, int(targets[k]), width, width, True, True, 1,
-                problem.jobs, problem.limits, problem.constants,
+                jobs, problem.limits, problem.constants,
             )  # fmt: skip
             inside = strip.microbatch[order] >= 0
             if not done or not inside.any():
@@ -259,14 +307,14 @@ class _Search:
 
     def _rest(self, way: Way, waves: int, setting: Setting) -> Layout | None:
         problem = self.problem
-        target = self.even(way.order, waves)
-        jobs = self._apart(way.order, waves) if setting.apart else problem.jobs
+        target, jobs, encoder = self.even(way.order, waves), problem.jobs, 0
         if setting.apart:
+            jobs = self._apart(way.order, waves)
             encoder = int(problem.jobs.encoder_ticks[way.order].sum())
-            target -= encoder // (problem.limits.ranks * waves)
-        target = max(target, self.least)
+            encoder //= problem.limits.ranks * waves
+        target = max(target - encoder, self.least)
         if waves == 1:  # the longest sample may rule, not the work
-            target = max(target, self.bound - way.spent)
+            target = max(target, self.bound - way.spent - encoder)
         done, strip = construct(
             way.order, target * setting.percent // 100, setting.width, setting.ride,
             setting.best_fit, False, waves, jobs, problem.limits, problem.constants,
@@ -283,7 +331,8 @@ class _Search:
         jobs = self.problem.jobs
         encoder = max(1, int(jobs.encoder_ticks[order].sum()))
         ranks = self.problem.limits.ranks
-        llm = max(1, int(self.work[order].sum()) - encoder + ranks * waves * self.overhead)
+        llm = int(self.work[order].sum()) - encoder + ranks * waves * self.overhead
+        llm = max(llm, ranks * waves * self.least)
         shadow = (jobs.encoder_ticks * (llm / encoder)).astype(np.int64)
         whole = int(WHOLE * llm / (ranks * waves))
         return without_encoder(jobs, shadow, whole, self.problem.constants)

@@ -101,8 +101,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             whole_inputs=_gemma_inputs,
             two_way_images=True,
         ),
-        "qwen2_5_vl": Family(
-            encode=_encode_qwen, encoder=("model.visual",), whole_inputs=_qwen_inputs
+        **dict.fromkeys(
+            ("qwen2_vl", "qwen2_5_vl"),
+            Family(encode=_encode_qwen, encoder=("model.visual",), whole_inputs=_qwen_inputs),
         ),
     }
 )

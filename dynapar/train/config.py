@@ -204,6 +204,8 @@ class RunConfig:
     precision: Precision = "float32"
     costs: Path | None = None
     """Costs file; None for the reference that dynapar ships, and the run says so."""
+    force_costs: bool = False
+    """Whether to plan by costs that were measured on other hardware or of another model."""
     ranks_per_node: int | None = None
     """None: all ranks are on one node."""
     loss_chunk: int = 1024

@@ -21,9 +21,11 @@ from dynapar.control import ControlPlane, lost_reason
 from dynapar.data.loader import LoadedStep, StepLoader
 from dynapar.data.stubs import StubCount
 from dynapar.errors import CheckFailedError, ControlError, DynaparError
+from dynapar.meta import SampleTable
 from dynapar.plan import StepPlan
+from dynapar.planner.speeds import paced_makespan
 from dynapar.runtime.executor import StepResult
-from dynapar.speeds import predict_ranks
+from dynapar.speeds import FULL, Pace, SpeedFollower, Speeds, predict_ranks
 from dynapar.train import checkpoint
 from dynapar.train.config import RunConfig, read_run_config
 from dynapar.train.metrics import MetricsWriter, RankTimes, StepRecord
@@ -79,7 +81,8 @@ def train(config: RunConfig, *, trackers: Sequence[Tracker] = ()) -> None:
             for path in folder.glob(ORDER_LOG.format(rank="*")):
                 path.unlink()
             writer = stack.enter_context(closing(MetricsWriter(folder, start=start)))
-        loader = stack.enter_context(open_loader(run, done, report=screen.say))
+        speeds = make_follower(run, done, report=screen.say)
+        loader = stack.enter_context(open_loader(run, done, report=screen.say, follower=speeds))
         for step in range(start, config.steps):
             with lost_rank(f"in step {step + 1}"):
                 record = run_step(run, loader)
@@ -94,8 +97,29 @@ def train(config: RunConfig, *, trackers: Sequence[Tracker] = ()) -> None:
             screen.done(step + 1)
 
 
-def open_loader(
+def make_follower(
     run: Run, done: checkpoint.Progress, *, report: Callable[[str], None]
+) -> SpeedFollower | None:
+    """Follows the ranks' speeds from where a checkpoint left them; None under reference costs.
+
+    Against costs that were not measured here, a rank with another mix of samples looks slow.
+    """
+    if not run.costs.measured:
+        return None
+    return SpeedFollower(
+        Speeds.from_state(done.loader.get("speeds"), ranks=run.ranks.ranks),
+        first=done.step,
+        lag=run.config.lookahead + 1,
+        report=report,
+    )
+
+
+def open_loader(
+    run: Run,
+    done: checkpoint.Progress,
+    *,
+    report: Callable[[str], None],
+    follower: SpeedFollower | None = None,
 ) -> StepLoader:
     """Start planning, loading and laying out steps, agreed on by all ranks.
 
@@ -103,13 +127,19 @@ def open_loader(
         run: The run.
         done: How far it has come: its step is the first one.
         report: Gets a line, on rank 0, for each rank whose targets differ from the planned ones.
+        follower: Of the ranks' speeds, by which steps are dealt.
     """
     ranks = run.ranks
+
+    def plan(samples: SampleTable, step: int) -> StepPlan:
+        planned = run.planner(samples, step)
+        return planned if follower is None else run.deal(planned, follower.at(step).published)
+
     return StepLoader(
         index=run.index,
         sampler=run.sampler,
         materializer=run.materializer,
-        plan=run.planner,
+        plan=plan,
         rank=ranks.rank,
         first=done.step,
         steps=run.config.steps,
@@ -118,6 +148,7 @@ def open_loader(
         prepare=run.executor.prepare,
         stub_limit=run.config.batch.stub_limit,
         counted=StubCount.from_state(done.loader),
+        follower=follower,
     )
 
 
@@ -132,6 +163,9 @@ def run_step(run: Run, loader: StepLoader) -> StepRecord:
         result = run.executor.run(queue, targets=loaded.targets)
     norm = _update(run, loaded, result)
     ranks = gather_times(run, loaded.plan, result, waited)
+    loader.report(own_pace(run, loaded.plan, ranks[run.ranks.rank]))
+    follower, equal = loader.follower, Speeds.equal(run.ranks.ranks)
+    speeds = equal if follower is None else follower.at(loaded.step)
     return StepRecord(
         plan=loaded.plan,
         costs=run.costs,
@@ -140,9 +174,28 @@ def run_step(run: Run, loader: StepLoader) -> StepRecord:
         targets=loaded.targets,
         seconds=time.perf_counter() - began,
         ranks=ranks,
-        speeds=(1.0,) * run.ranks.ranks,
-        scale=1.0,
+        speeds=tuple(speed / FULL for speed in speeds.published),
+        scale=speeds.scale,
+        paced_makespan=paced_makespan(loaded.plan, run.costs, speeds.published),
     )
+
+
+def own_pace(run: Run, plan: StepPlan, times: RankTimes) -> Pace:
+    """What this rank's microbatches were to take, and took.
+
+    On CPUs by CPU time, which waiting for peers is no part of. On GPUs by wall clock, and so of
+    microbatches of one rank alone: a ring's are as slow as its slowest rank.
+    """
+    cuda = run.ranks.device.type == "cuda"
+    taken = times.microbatches if cuda else times.microbatches_busy
+    pairs = [
+        (predicted, measured)
+        for micro, predicted, measured in zip(
+            plan.of_rank(run.ranks.rank), times.predicted, taken, strict=True
+        )
+        if not cuda or len(micro.ranks) == 1
+    ]
+    return Pace(sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
 
 
 def _update(run: Run, loaded: LoadedStep, result: StepResult) -> float:

@@ -56,6 +56,8 @@ class StepRecord:
     """By rank, the speed that the step was planned with; the fastest rank has 1."""
     scale: float
     """Measured over predicted seconds of a rank of speed 1, as known when the step was planned."""
+    paced_makespan: int
+    """Ticks of the plan on ranks of these speeds, at scale 1."""
 
     @property
     def tokens(self) -> int:
@@ -111,6 +113,7 @@ class StepRecord:
             "costs": {"name": self.costs.name, "measured": self.costs.measured},
             "speeds": list(self.speeds),
             "scale": self.scale,
+            "paced_makespan": self.paced_makespan / TICKS_PER_SECOND,
             "queues": [list(queue) for queue in plan.queues],
             "microbatch_seconds": (plan.columns.ticks / TICKS_PER_SECOND).tolist(),
             "ranks": [asdict(times) for times in self.ranks],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from dynapar.catalog import load_model_shape
-from dynapar.costs import Costs, load_costs
+from dynapar.costs import Costs, check_origin, load_costs
 from dynapar.data.grouped import GroupSampler, make_sampler
 from dynapar.data.index import Index, read_index
 from dynapar.data.materialize import Materializer
@@ -25,10 +25,13 @@ from dynapar.data.sampler import Sampler
 from dynapar.data.sources import open_source
 from dynapar.errors import ConfigError, PlanError
 from dynapar.meta import SampleTable
+from dynapar.plan import StepPlan
 from dynapar.planner.problem import make_problem
+from dynapar.planner.speeds import deal_by_speed
 from dynapar.runtime.executor import StepExecutor
 from dynapar.train import checkpoint
 from dynapar.train.config import RunConfig
+from dynapar.train.origin import measured_on
 from dynapar.train.setup import (
     Planner,
     Ranks,
@@ -60,6 +63,16 @@ class Run:
     def model(self) -> PreTrainedModel:
         """Whole on every rank."""
         return self.executor.adapter.model
+
+    def deal(self, plan: StepPlan, speeds: Sequence[int]) -> StepPlan:
+        """The plan for ranks of these speeds, in thousandths of the fastest one's."""
+        return deal_by_speed(
+            plan,
+            speeds=speeds,
+            cluster=make_cluster(self.config, self.ranks.ranks),
+            costs=self.costs,
+            config=planner_config(self.config),
+        )
 
     @property
     def identity(self) -> Mapping[str, str | int]:
@@ -96,6 +109,8 @@ def prepare(config: RunConfig) -> Run:
     """
     shape = load_model_shape(str(config.model))
     costs = load_costs(config.costs)
+    if not config.force_costs:
+        check_origin(costs, measured_on(config))
     source = open_source(config.source)
     index = read_index(config.index)
     quarantine = config.checkpoint.folder / "quarantine.jsonl"

@@ -27,6 +27,7 @@ def check_batches(rank: int) -> OrderLog:
     log = OrderLog(rank)
     transport = Transport(name="rows", recorder=log)
     transport.warm_up()
+    assert transport.among([2, 0]) is transport
     peer = {0: 2, 2: 0}.get(rank)
     if peer is not None:
         sends = [torch.full((3,), float(rank)), torch.empty(0), torch.full((2, 2), rank + 10.0)]

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynapar.attention.heads import Heads, share_heads
+from dynapar.attention.heads import Heads, kv_is_shared, share_heads
 
 
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 30))
@@ -30,6 +30,13 @@ def test_heads_are_shared_evenly_and_whole(kv_heads: int, each: int, members: in
         if heads:
             alike = len(heads) // len(given_to_kernel)
             assert read == [kv for kv in given_to_kernel for _ in range(alike)]
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 12))
+def test_shared_key_heads_are_known(kv_heads: int, each: int, members: int) -> None:
+    shares = share_heads(kv_heads * each, kv_heads, members)
+    read = [kv for share in shares for kv in range(*share.kv)]
+    assert kv_is_shared(shares) == (len(read) != len(set(read)))
 
 
 def test_key_heads_are_cut_only_where_the_busiest_member_gains() -> None:

@@ -89,10 +89,12 @@ def test_tiles_that_touch_share_a_call_of_the_cpu_op() -> None:
 
 def test_only_short_tiles_are_copied_to_share_a_call_of_the_cpu_op() -> None:
     tiles = [square(0, 20), square(30, 20), square(60, 300), square(400, 20), square(420, 300)]
+    tiles.append(Tile(720, 300, 900, 300, 0, 299))  # Its keys do not follow.
     assert calls_of_the_cpu_op(tiles) == [
         ((20, 20), Tensor),
         ((300,), slice),
         ((20, 300), slice),
+        ((300,), slice),
     ]
 
 

@@ -63,6 +63,15 @@ def test_two_ranks_by_hand() -> None:
     assert ulysses.seconds == pytest.approx(ulysses.bytes + 4 * 7, rel=1e-12)
 
 
+def test_gradients_that_are_yet_to_be_added_travel_wide() -> None:
+    """1 key head for 2 members: its gradients have 4 bytes a number."""
+    links = on(FREE, 0, 0)
+    layer = dataclasses.replace(LAYER, kv_heads=1)
+    numbers = (4 + 2) + 4 + (3 * 4 + 2) + 4
+    expected = 100 * (numbers * 64 * 2 + 2 * 64 * 4 + 2 * 4 * 4)
+    assert priced(layer, links, "ulysses").bytes == expected
+
+
 def test_forward_bytes_compare_as_the_source_says() -> None:
     """staged / ulysses forward = c * d * Hk / (Hq + Hk), and backward twice forward by both."""
     links = on(FREE, *[0] * 4)

@@ -160,15 +160,24 @@ def test_options_that_cannot_be_read_are_refused(option: dict[str, str], message
 
 
 def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["bench", "attention", "--lengths", "9*3,4", "--degrees", "1", "--heads", "2,1,8"]
+    options = [
+        "bench",
+        "attention",
+        "--lengths",
+        "9*3,4,2~30",
+        "--degrees",
+        "1",
+        "--heads",
+        "2,1,8",
+    ]
     with pytest.raises(SystemExit) as ended:
         main([*options, "--turns", "1", "--json"])
     assert not ended.value.code
     found = json.loads(capsys.readouterr().out)
-    assert found["lengths"] == [9, 9, 9, 4]
-    assert found["tokens"] == 31
+    assert found["lengths"] == [9, 9, 9, 4, 33, 26]
+    assert found["tokens"] == 90
     (result,) = found["results"]
     assert math.isfinite(result["throughput"])
     with pytest.raises(SystemExit):
         main([*options, "--turns", "1"])
-    assert "causal attention of 9*3,4, 31 tokens" in capsys.readouterr().out
+    assert "causal attention of 9*3,4,2~30, 90 tokens" in capsys.readouterr().out

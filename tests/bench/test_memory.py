@@ -1,4 +1,4 @@
-"""The memory model is within a tenth of what real layers hold, under every policy."""
+"""The memory model is near what real layers hold, under every policy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_predicted_peaks_are_those_of_the_layers(kind: str, low: bool, alone: No
     found = list(measure(case))
     assert [peak.policy for peak in found] == ["none", "selective", "full", "offload"]
     for peak in found:
-        assert abs(peak.error) < 0.1, peak
-        assert abs(peak.activations_error) < 0.1, peak
+        assert abs(peak.error) < 0.03, peak
+        assert abs(peak.activations_error) < 0.06, peak
     # And each policy does save something, or the errors would say little.
     assert [peak.measured for peak in found] == sorted({p.measured for p in found}, reverse=True)

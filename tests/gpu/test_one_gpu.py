@@ -1,4 +1,4 @@
-"""What one CUDA device can show; run by `scripts/gpu_check`. Not yet run on a GPU."""
+"""What one CUDA device can show, by `pytest -m gpu tests/gpu`. Not yet run on a GPU."""
 
 from __future__ import annotations
 
@@ -8,30 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from dynapar.attention.api import attend
-from dynapar.attention.bands import Bands, causal, full, window
-from dynapar.attention.calls import Request
 from dynapar.attention.exchange import Transport
-from dynapar.attention.kernels import KERNELS
-from dynapar.attention.plan import plan_attention
+from dynapar.bench.device_check import checks, run
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.executor import StepExecutor
 from dynapar.runtime.reference import count_targets, reference_step
-from tests.attention.oracle import dense_attention, dense_mask
 from tests.models import gradients, small_model
 from tests.plans import Written, hand_plan
 from tests.runtime.test_executor import make_samples
 
 pytestmark = pytest.mark.gpu
-
-LENGTHS = (300, 1, 65, 128)
-MASKS: dict[str, list[Bands]] = {
-    "causal": [causal(length) for length in LENGTHS],
-    "full": [full(length) for length in LENGTHS],
-    "window": [window(length, width=17) for length in LENGTHS],
-}
 
 
 @pytest.fixture(name="group")
@@ -43,33 +31,10 @@ def _group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS))
-@pytest.mark.parametrize("mask", sorted(MASKS))
-def test_kernels_agree_with_dense_attention(name: str, mask: str) -> None:
-    dtype = torch.bfloat16
-    request = Request(device="cuda", dtype=dtype, head_dim=64)
-    if reason := KERNELS[name].unusable(request):
-        pytest.skip(f"{name}: {reason}")
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(sum(LENGTHS), heads, 64) for heads in (4, 2, 2)]
-    exact = [
-        torch.randn(shape, generator=generator).to(dtype).double().requires_grad_()
-        for shape in shapes
-    ]
-    want = dense_attention(*exact, mask=dense_mask(LENGTHS, MASKS[mask]))
-    grad = torch.randn(want.shape, generator=generator).to(dtype)
-    want_grads = torch.autograd.grad(want, exact, grad.double())
-    given = [x.detach().to("cuda", dtype).requires_grad_() for x in exact]
-    plan = plan_attention(LENGTHS, degree=1, bands=MASKS[mask])
-    bound = plan.bind(ranks=(0,), transport=Transport(), kernel=name)
-    got = attend(given[0], given[1], given[2], bound)
-    got_grads = torch.autograd.grad(got, given, grad.cuda())
-    for ours, theirs in zip((got, *got_grads), (want, *want_grads), strict=True):
-        assert _distance(ours, theirs) < 1e-2
-
-
-def _distance(got: Tensor, want: Tensor) -> float:
-    return float((got.cpu().double() - want.detach()).norm() / want.detach().norm())
+def test_kernels_agree_with_dense_attention() -> None:
+    found = [run(check, "cuda") for check in checks("cuda")]
+    assert found
+    assert [each for each in found if not each.right] == []
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)

@@ -25,10 +25,11 @@ from dynapar.memory import (
     memory_limits,
     parse_bytes,
 )
-from dynapar.meta import SampleTable
+from dynapar.meta import IntArray, SampleTable
+from dynapar.packing.ticks import Layout
 from dynapar.plan import StepPlan, Sync, plan_digest, validate
 from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step, random_plan
-from dynapar.planner.recompute import cheapest
+from dynapar.planner.recompute import cheapest, relaxed
 from dynapar.workloads import draw
 from tests.samples import table
 
@@ -205,15 +206,33 @@ def test_loads_that_no_policy_holds_are_named() -> None:
         cheapest(np.array([0, 1, 3]), np.array([5, 20, 9_000]), np.array([0, 7, 0]), budget(1_000))
 
 
+def unsplit(
+    layout: Layout, policies: IntArray, *_: object, **__: object
+) -> tuple[Layout, IntArray]:
+    return layout, policies
+
+
 def test_splitting_never_delays_a_queue() -> None:
-    """Each split part stays in its microbatch's place; with equal counts there is none."""
+    """Whatever a microbatch costs besides its samples: dear ones are split less."""
+    memory, shorter = budget(3_000), 0
+    wide = memory.policies[-1]
+    config = PlannerConfig(capacity=wide.capacity, encoder_capacity=wide.encoder_capacity)
+    for fixed in (0.001, 0.03, 0.2):
+        costs = replace(COSTS, fixed=replace(COSTS.fixed, microbatch=fixed))
+        for workload, seed in (("burst", 0), ("video", 1), ("sft", 2), ("docs", 3)):
+            samples = draw(workload, 64, seed=seed, longest=50_000)
+            plan = plan_step(samples, step=0, cluster=CLUSTER, costs=costs, config=config)
+            parted = relaxed(plan, memory=memory, costs=costs, bound=1)
+            with patch("dynapar.planner.recompute.split", unsplit):
+                whole = relaxed(plan, memory=memory, costs=costs, bound=1)
+            assert parted.makespan <= whole.makespan
+            shorter += parted.makespan < whole.makespan
+            for made in (parted, whole):
+                validate(replace(made, homogeneous_degree=0, homogeneous_makespan=0), costs)
+    assert shorter > 4
+
+
+def test_with_equal_counts_nothing_is_split() -> None:
     samples = draw("burst", 96, seed=1, longest=60_000)
-    memory = budget(3_000)
-    with patch(
-        "dynapar.planner.recompute.split", lambda layout, policies, *_, **__: (layout, policies)
-    ):
-        whole = planned(samples, memory)
-    parted = planned(samples, memory)
-    assert parted.makespan < whole.makespan
-    even = planned(samples, memory, equal_counts=True)
+    even = planned(samples, budget(3_000), equal_counts=True)
     assert len({len(queue) for queue in even.queues}) == 1

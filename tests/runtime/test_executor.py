@@ -13,7 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
 
 from dynapar.attention.exchange import Transport
 from dynapar.data.samples import IGNORE, LoadedSample
@@ -23,7 +29,17 @@ from dynapar.runtime.masks import MaskClass
 from dynapar.runtime.order import OrderError, OrderLog
 from dynapar.runtime.reference import Widening, count_targets, reference_step
 from tests.distributed import TIMEOUT, run_ranks
-from tests.models import Recipe, gradients, make_sample, small_model, worst_error
+from tests.models import (
+    END_ID,
+    IMAGE_ID,
+    START_ID,
+    VIDEO_ID,
+    Recipe,
+    gradients,
+    make_sample,
+    small_model,
+    worst_error,
+)
 from tests.plans import Written, hand_plan
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -264,6 +280,60 @@ def check_low_precision(rank: int) -> OrderLog:
 
 def test_bfloat16_is_no_further_from_float32_than_one_process(tmp_path: Path) -> None:
     run_ranks(check_low_precision, 4, tmp_path)
+
+
+def qwen2_vl() -> PreTrainedModel:
+    """The family's first release: no windows in its encoder, another rule for a video's time."""
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [2, 3, 3],
+        },
+    }
+    vision = {"embed_dim": 32, "hidden_size": 64, "depth": 2, "num_heads": 2, "patch_size": 4}
+    model: PreTrainedModel = Qwen2VLForConditionalGeneration(
+        Qwen2VLConfig(
+            text_config=text,
+            vision_config=vision,
+            image_token_id=IMAGE_ID,
+            video_token_id=VIDEO_ID,
+            vision_start_token_id=START_ID,
+            vision_end_token_id=END_ID,
+        )
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def check_qwen2_vl(rank: int) -> OrderLog:
+    log = OrderLog(rank)
+    model, reference = qwen2_vl(), qwen2_vl()
+    samples = make_samples(model)
+    step = STEPS["degrees 1 to 4 in one step"]
+    loss, got = planned(make_executor(model, log), samples, step)
+    if rank == 0:
+        want_loss, want = wanted(reference, samples, step)
+        assert abs(loss - want_loss) <= 1e-5 * want_loss
+        error = worst_error(got, want)
+        assert error[0] < 1e-5, error
+    return log
+
+
+def test_qwen2_vl_runs_as_its_successor_does(tmp_path: Path) -> None:
+    run_ranks(check_qwen2_vl, 4, tmp_path)
 
 
 def sliding_model() -> PreTrainedModel:

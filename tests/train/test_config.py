@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from dynapar.errors import ConfigError
-from dynapar.train.config import read_run_config
-from tests.train.tiny import write_config
+from dynapar.train.config import memory_of, read_run_config
+from dynapar.train.setup import planner_config
+from tests.train.tiny import write_config, write_model
 
 
 def test_paths_start_at_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +45,18 @@ PLANNER = {"capacity": 160, "encoder_capacity": 64}
         ({"optimizer": {"lr": 1e-3, "clip_norm": 0.0}}, "clip_norm is 0.0; expected above 0"),
         ({"optimizer": {"lr": 1e-3, "betas": [0.9, 1.0]}}, r"betas are \[0.9, 1.0\]; expected"),
         ({"batch": {"samples": 4, "stub_limit": 1.5}}, "stub_limit is 1.5; expected 0 to 1"),
+        (
+            {"planner": {**PLANNER, "memory": "2GB"}},
+            r"planner.capacity is 160 with memory 2GB; exp",
+        ),
+        (
+            {"planner": {**PLANNER, "recompute": ["full"]}},
+            r"recompute is \['full'\] without memory",
+        ),
+        ({"planner": {"memory": "2GB"}, "recompute": True}, "recompute is true with planner.memo"),
+        ({"planner": {"memory": "2 GBit"}}, "memory is '2 GBit'; expected bytes with a unit"),
+        ({"planner": {"memory": "1MB"}}, r"memory 1.0 MB, less 8% .* states .* take 1.8 MB"),
+        ({"planner": {}}, "capacity is 0; expected 1 or more"),
         ({"lookahead": 1}, "lookahead is 1; expected 2 or more"),
         ({"timeout_seconds": 0}, "timeout_seconds is 0.0; expected above 0"),
         ({"precision": "float64", "recompute": True}, "float64' with recompute; expected"),
@@ -53,5 +66,18 @@ PLANNER = {"capacity": 160, "encoder_capacity": 64}
     ids=str,
 )
 def test_mistakes_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
     with pytest.raises(ConfigError, match=message):
         read_run_config(write_config(tmp_path, **changes))
+
+
+def test_capacities_follow_from_memory(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    section = {"memory": "1.2GB", "peer_budget": 0, "recompute": ["full", "none"]}
+    config = read_run_config(write_config(tmp_path, planner=section))
+    limits = memory_of(config)
+    assert limits is not None
+    assert [own.policy for own in limits.policies] == ["none", "full"]
+    assert config.planner.capacity == limits.capacity > 10_000
+    assert config.planner.encoder_capacity == limits.encoder_capacity == 4 * limits.capacity
+    assert planner_config(config).memory == limits
