@@ -25,6 +25,12 @@ class Sync(StrEnum):
     MICROBATCH = "microbatch"
 
 
+class GroupKind(StrEnum):
+    """What samples are grouped by."""
+
+    PREFIX = "prefix"
+
+
 class Degrees(StrEnum):
     """Which degrees samples may have."""
 
@@ -141,6 +147,10 @@ CostsFile = Annotated[
     typer.Option(
         metavar="F", help="A cost file, or the shipped costs `harder`; else the shipped reference."
     ),
+]
+GroupBy = Annotated[
+    GroupKind | None,
+    typer.Option(help="Deal samples of one prefix into one step, as one tree."),
 ]
 SchedulerName = Annotated[
     str, typer.Option(metavar="NAME", help="dynamic, homogeneous[:DEGREE] or random.")

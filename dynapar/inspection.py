@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dynapar.cluster import Cluster
 from dynapar.costs import TICKS_PER_SECOND, Costs, coefficients
 from dynapar.flops import PARTS, Part, TrainingWork, Tuning, sample_work, training_flops
-from dynapar.packing.ticks import latency_ticks, sample_ticks, unit_ticks
+from dynapar.packing.ticks import latency_ticks, reach_ticks, unit_ticks
 from dynapar.rings import RingRules, allowed_degrees
 from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, MediaTokens, ModelShape
 
@@ -147,7 +147,7 @@ def degrees(
     own = replace(costs, encoder=costs.audio or costs.encoder)
     of_audio = coefficients(own, ranks_per_node=cluster.ranks_per_node)
     # As plain functions: loading the compiled ones takes longer than these few calls.
-    sample, unit_time, latency = unwrap(sample_ticks), unwrap(unit_ticks), unwrap(latency_ticks)
+    sample, unit_time, latency = unwrap(reach_ticks), unwrap(unit_ticks), unwrap(latency_ticks)
     found = []
     for degree in allowed_degrees(cluster, rings or RingRules()):
         loads = [0] * degree
@@ -159,7 +159,8 @@ def degrees(
         share = max(
             _share(subject.llm_tokens, degree, position) for position in range(min(degree, 2))
         )
-        ticks = sum(sample(subject.llm_tokens, degree, constants)) + max(times)
+        tokens = subject.llm_tokens
+        ticks = sum(sample(tokens, float(tokens), degree, constants)) + max(times)
         ticks += latency(degree, constants) + constants.linear_rank
         fits = share <= capacity and max(loads) <= encoder_capacity
         found.append(AtDegree(degree, share, max(loads), ticks / TICKS_PER_SECOND, fits))

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from dynapar.errors import SampleError, SourceError
+from dynapar.prefixes import (
+    FloatArray,
+    MediaSize,
+    Prefix,
+    Prefixes,
+    Trees,
+    collect_prefixes,
+    read_prefix,
+)
 from dynapar.shapes import MediaTokens, ModelShape
 
 IntArray = npt.NDArray[np.int64]
@@ -45,6 +54,10 @@ class SampleTable:
     """(n + 1,) ascending, starts at 0."""
     unit_tokens: IntArray
     """(units,) encoder tokens of each encoder unit, 1 or more."""
+    prefixes: Prefixes | None = None
+    """What the samples of a source share; None where nothing is said of it."""
+    trees: Trees | None = None
+    """Which samples of a step are trees; None where none is."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -54,6 +67,15 @@ class SampleTable:
         """(n,) encoder tokens of each sample's media."""
         sums = np.concatenate([[0], np.cumsum(self.unit_tokens)]).astype(np.int64)
         return sums[self.unit_offsets[1:]] - sums[self.unit_offsets[:-1]]
+
+    @property
+    def reach(self) -> FloatArray:
+        """(n,) how much the tokens of each sample see, as `dynapar.packing.ticks` prices it."""
+        reach = self.llm_tokens.astype(np.float64)
+        if self.trees is not None:
+            rows = self.trees.rows
+            reach[rows] = self.trees.squares() / reach[rows]
+        return reach
 
     def units(self, sample: int) -> IntArray:
         """(u,) encoder tokens of the units of one sample."""
@@ -73,6 +95,8 @@ class SampleTable:
             modalities=self.modalities[rows],
             unit_offsets=offsets,
             unit_tokens=self.unit_tokens[flat],
+            prefixes=None if self.prefixes is None else self.prefixes.take(rows),
+            trees=None if self.trees is None else self.trees.take(rows),
         )
 
     def draw(self, rows: IntArray) -> SampleTable:
@@ -86,36 +110,7 @@ class SampleTable:
             name = self.ids[row]
             seen[name] += 1
             ids.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-        table = self.take(rows)
-        columns = (
-            table.llm_tokens,
-            table.text_tokens,
-            table.label_tokens,
-            table.modalities,
-            table.unit_offsets,
-            table.unit_tokens,
-        )
-        return _make_table(ids, *columns)
-
-
-def _make_table(
-    ids: Iterable[str],
-    llm: IntArray,
-    text: IntArray,
-    label: IntArray,
-    modalities: ByteArray,
-    offsets: IntArray,
-    units: IntArray,
-) -> SampleTable:
-    return SampleTable(
-        ids=tuple(ids),
-        llm_tokens=llm,
-        text_tokens=text,
-        label_tokens=label,
-        modalities=modalities,
-        unit_offsets=offsets,
-        unit_tokens=units,
-    )
+        return replace(self.take(rows), ids=tuple(ids))
 
 
 def read_metadata_jsonl(path: str | Path, shape: ModelShape | None = None) -> SampleTable:
@@ -127,13 +122,18 @@ def read_metadata_jsonl(path: str | Path, shape: ModelShape | None = None) -> Sa
     its `seconds`): then
     `shape` says what it becomes, and its boundary tokens are added to `text_tokens`.
 
+    `prefix`, such as `{"id": "img7", "tokens": 1182}`, says that the sample's first 1,182 LLM
+    tokens, media among them, are those of all samples of this prefix. `media` in it counts the
+    first media items that lie in the prefix; without it, those that fit into its tokens do.
+
     Args:
         path: The file.
         shape: The model; needed only where media give sizes.
 
     Raises:
         SourceError: The file is missing, has no samples, or is a file of conversations.
-        SampleError: A line is malformed, or an id stands twice; line and key are named.
+        SampleError: A line is malformed, an id stands twice, or samples of one prefix differ in
+            it; line and key, or sample and value, are named.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -153,14 +153,15 @@ def read_metadata_jsonl(path: str | Path, shape: ModelShape | None = None) -> Sa
             f"differ: rename one"
         )
     offsets = np.cumsum([0, *(len(row.units) for row in rows)])
-    return _make_table(
-        (row.id for row in rows),
-        np.array([row.llm for row in rows], np.int64),
-        np.array([row.text for row in rows], np.int64),
-        np.array([row.label for row in rows], np.int64),
-        np.array([row.modalities for row in rows], np.uint8),
-        offsets.astype(np.int64),
-        np.array([unit for row in rows for unit in row.units], np.int64),
+    return SampleTable(
+        ids=tuple(row.id for row in rows),
+        llm_tokens=np.array([row.llm for row in rows], np.int64),
+        text_tokens=np.array([row.text for row in rows], np.int64),
+        label_tokens=np.array([row.label for row in rows], np.int64),
+        modalities=np.array([row.modalities for row in rows], np.uint8),
+        unit_offsets=offsets.astype(np.int64),
+        unit_tokens=np.array([unit for row in rows for unit in row.units], np.int64),
+        prefixes=collect_prefixes([(row.id, row.units, row.prefix) for row in rows]),
     )
 
 
@@ -174,6 +175,7 @@ class MetadataRow:
     label: int
     modalities: int
     units: Sequence[int]
+    prefix: Prefix | None = None
 
 
 def read_metadata_line(line: str, where: str, shape: ModelShape | None) -> MetadataRow:
@@ -198,7 +200,7 @@ def read_metadata_line(line: str, where: str, shape: ModelShape | None) -> Metad
         raise SourceError(
             f"{where} is a conversation, not metadata; index the file first: dynapar index"
         )
-    known = {"id", "text_tokens", "label_tokens", "media"}
+    known = {"id", "text_tokens", "label_tokens", "media", "prefix"}
     if extra := sorted(set(values) - known):
         raise SampleError(f"{where} has {extra[0]!r}; expected some of {sorted(known)}")
     name = values.get("id")
@@ -209,6 +211,7 @@ def read_metadata_line(line: str, where: str, shape: ModelShape | None) -> Metad
     if not isinstance(media, list):
         raise SampleError(f"{where} has media {media!r}; expected a list")
     text, llm, units, bits = alone, 0, [], 0
+    sizes = []
     images = sum(1 for item in media if isinstance(item, dict) and item.get("kind") == "image")
     for place, item in enumerate(media):
         tokens, boundary, own, bit = _read_media(item, f"{where}, media[{place}]", shape, images)
@@ -216,6 +219,7 @@ def read_metadata_line(line: str, where: str, shape: ModelShape | None) -> Metad
         text += boundary
         units += own
         bits |= bit
+        sizes.append(MediaSize(tokens, boundary, len(own)))
     label = max(0, alone - 1)
     if "label_tokens" in values:
         label = _number(values, "label_tokens", where, least=0)
@@ -225,7 +229,10 @@ def read_metadata_line(line: str, where: str, shape: ModelShape | None) -> Metad
             f"{where}: sample {name!r} has {total} tokens and {label} targets; expected 1 or more "
             f"tokens, and fewer targets than tokens"
         )
-    return MetadataRow(name, total, text, label, bits, units)
+    prefix = None
+    if "prefix" in values:
+        prefix = read_prefix(values["prefix"], f"{where}: sample {name!r}", total, text, sizes)
+    return MetadataRow(name, total, text, label, bits, units, prefix)
 
 
 def _number(values: Mapping[str, object], key: str, where: str, *, least: int) -> int:

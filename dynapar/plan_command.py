@@ -18,14 +18,21 @@ from dynapar.catalog import load_model_shape
 from dynapar.cluster import Cluster
 from dynapar.console import Advance, Cell, progress, show_json, show_table
 from dynapar.costs import Costs, load_costs
-from dynapar.data.sampler import Sampler
+from dynapar.data.grouped import make_sampler, no_prefixes
 from dynapar.errors import CheckFailedError, ConfigError, PlanError, SourceError
 from dynapar.memory import POLICIES
 from dynapar.memory_command import BudgetRequest, limits_rows, room_of
 from dynapar.meta import SampleTable, read_metadata_jsonl
 from dynapar.plan import PlanFormError, StepPlan, Sync, plan_from_json, plan_to_json, validate
 from dynapar.plan.schema import Json
-from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step, random_plan
+from dynapar.planner import (
+    PlannerConfig,
+    group_by_prefix,
+    homogeneous_plan,
+    plan_step,
+    random_plan,
+)
+from dynapar.planner.grouping import saved
 from dynapar.rings import RingRules
 from dynapar.workloads import WORKLOADS, draw
 
@@ -54,11 +61,15 @@ class PlanRequest:
     """Turns the sizes of media in a metadata file into tokens."""
     scheduler: str = "dynamic"
     """One of `SCHEDULERS`, or "homogeneous:DEGREE"."""
+    group_by: str | None = None
+    """"prefix": samples of one prefix go into one step, as one tree. None: all stay apart."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is {value}; expected 1 or more")
+        if self.group_by not in (None, "prefix"):
+            raise ConfigError(f"group_by is {self.group_by!r}; expected 'prefix', or none")
         kind, _, degree = self.scheduler.partition(":")
         if kind not in SCHEDULERS or (degree and not degree.isdecimal()):
             raise ConfigError(
@@ -94,22 +105,33 @@ def read_source(source: str, *, model: str | None = None) -> SampleTable:
 
 
 def batches(request: PlanRequest) -> Iterator[SampleTable]:
-    """The samples of each step, in order."""
+    """The samples of each step, in order; where they are grouped, with trees.
+
+    Raises:
+        ConfigError: They are to be grouped, and the source says nothing of prefixes.
+        PlanError: They are to be grouped, and a sample of a prefix fits on no number of ranks.
+    """
     if request.source in WORKLOADS:
+        if request.group_by:
+            raise no_prefixes(f"workload {request.source!r}")
         longest = request.cluster.ranks * request.config.capacity
         for step in range(request.steps):
             seed = request.seed + step
             yield draw(request.source, request.global_batch, seed=seed, longest=longest)
         return
     table = read_source(request.source, model=request.model)
-    sampler = Sampler(
-        len(table),
+    sampler = make_sampler(
+        table,
+        group_by=request.group_by,
         global_batch=request.global_batch,
         seed=request.seed,
         shuffle=request.shuffle,
     )
     for step in range(request.steps):
-        yield table.draw(sampler.rows(step))
+        samples = table.draw(sampler.rows(step))
+        if request.group_by:
+            samples = group_by_prefix(samples, cluster=request.cluster, config=request.config)
+        yield samples
 
 
 def plan_steps(request: PlanRequest) -> Iterator[StepPlan]:
@@ -227,6 +249,7 @@ def plan_command(
     gate: float = 0.0,
     rings: RingRules | None = None,
     equal_counts: bool = False,
+    group_by: str | None = None,
     out: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -249,6 +272,7 @@ def plan_command(
         gate: As `PlannerConfig.gate`.
         rings: Which rings may form; None for the defaults.
         equal_counts: As `PlannerConfig.equal_counts`.
+        group_by: As `PlanRequest.group_by`.
         out: Where the plans go, one a line; None to write none.
         json: Print JSON instead of a table.
     """
@@ -281,6 +305,7 @@ def plan_command(
         shuffle=shuffle,
         model=model,
         scheduler=scheduler,
+        group_by=group_by,
     )
     rows = list(_run(request, out))
     if json:
@@ -293,6 +318,11 @@ def plan_command(
             show_table(f"{model} in {budget.memory}", list(limits_rows(room.memory)))
             print()
         show_table(f"{source} on {cluster}", [_for_people(row) for row in rows])
+        if group_by:
+            print(
+                "trees: samples of this step that stand for several members; saved: LLM tokens "
+                "of prefixes that the members would have repeated."
+            )
         print(f"Times by {_origin(used)}.")
         if out is not None:
             print(f"Plans written to {out}; check them with: dynapar plan --check {out}")
@@ -332,7 +362,11 @@ def _rows(request: PlanRequest, advance: Advance, file: TextIO | None) -> Iterat
         if file is not None:
             write_plan(plan, file)
         advance(plan.step + 1, request.steps)
-        yield summary(plan)
+        row = summary(plan)
+        if request.group_by:
+            found = saved(plan.samples)
+            row |= {"trees": found.trees, "members": found.members, "saved": found.llm_tokens}
+        yield row
 
 
 def summary(plan: StepPlan) -> dict[str, Cell]:

@@ -105,6 +105,7 @@ def simulate_command(
     device: str | None = None,
     rings: RingRules | None = None,
     equal_counts: bool = False,
+    group_by: str | None = None,
     compare: str = "all",
     draws: int = 64,
     slow: Sequence[str] = (),
@@ -130,6 +131,7 @@ def simulate_command(
         device: A device of the catalog, whose peak rates then give the costs of `model`.
         rings: Which rings may form; None for the defaults.
         equal_counts: As `PlannerConfig.equal_counts`.
+        group_by: As `PlanRequest.group_by`; then every scheduler is given the trees.
         compare: "all", or names from `simulate.compare.SCHEDULERS` with commas between.
         draws: Of the noise; 0 for none.
         slow: RANK:FACTOR of ranks that are always slower.
@@ -167,6 +169,7 @@ def simulate_command(
         seed=seed,
         shuffle=shuffle,
         model=model,
+        group_by=group_by,
     )
     question = Question(
         request=request,

@@ -168,7 +168,7 @@ def lay_out(
         np.zeros(unit_tokens.shape[0], np.int64),
     )
     done = settle(
-        layout, jobs.tokens, unit_offsets, unit_tokens, limits.capacity, limits.encoder_capacity,
-        waves > 0, mixed, costs,
+        layout, jobs.tokens, jobs.reach, unit_offsets, unit_tokens, limits.capacity,
+        limits.encoder_capacity, waves > 0, mixed, costs,
     )  # fmt: skip
     return done, layout

@@ -9,11 +9,12 @@ import numpy as np
 from ._jit import kernel
 from .ticks import (
     Coefficients,
+    FloatArray,
     IntArray,
     Layout,
     cut_tokens,
     latency_ticks,
-    sample_ticks,
+    reach_ticks,
     unit_columns,
 )
 
@@ -78,7 +79,9 @@ class Shares(NamedTuple):
 
 
 @kernel
-def _shares(samples: IntArray, tokens: IntArray, width: int, costs: Coefficients) -> Shares:
+def _shares(
+    samples: IntArray, tokens: IntArray, reach: FloatArray, width: int, costs: Coefficients
+) -> Shares:
     count = samples.shape[0]
     shares = Shares(
         np.zeros(count, np.int64),
@@ -87,11 +90,11 @@ def _shares(samples: IntArray, tokens: IntArray, width: int, costs: Coefficients
     )
     whole, load, held = shares.whole, shares.load, shares.held
     for k in range(count):
-        size = tokens[samples[k]]
-        linear, attention, exchange = sample_ticks(size, width, costs)
+        size, far = tokens[samples[k]], reach[samples[k]]
+        linear, attention, exchange = reach_ticks(size, far, width, costs)
         load[k + 1] = load[k] + linear + attention + exchange
         if width > 1:
-            linear, attention, exchange = sample_ticks(size, 1, costs)
+            linear, attention, exchange = reach_ticks(size, far, 1, costs)
         whole[k] = linear + attention + exchange
         for r in range(width):
             held[k + 1, r] = held[k, r] + cut_tokens(size, width, r)
@@ -163,9 +166,9 @@ def _units_of(samples: IntArray, unit_offsets: IntArray, ticks: IntArray) -> Int
 
 @kernel
 def settle_one(
-    layout: Layout, b: int, chosen: IntArray, tokens: IntArray, unit_offsets: IntArray,
-    unit_tokens: IntArray, ticks: IntArray, capacity: int, encoder_capacity: int, apart: bool,
-    mixed: bool, costs: Coefficients,
+    layout: Layout, b: int, chosen: IntArray, tokens: IntArray, reach: FloatArray,
+    unit_offsets: IntArray, unit_tokens: IntArray, ticks: IntArray, capacity: int,
+    encoder_capacity: int, apart: bool, mixed: bool, costs: Coefficients,
 ) -> tuple[IntArray, int, int]:  # fmt: skip
     """Decide, inside microbatch b, who shares what, as `settle` does.
 
@@ -175,6 +178,7 @@ def settle_one(
         b: The microbatch.
         chosen: (c,) its samples.
         tokens: (n,) LLM tokens of all samples.
+        reach: (n,) their reach.
         unit_offsets: (n + 1,) where each sample's encoder units begin.
         unit_tokens: (units,) encoder tokens.
         ticks: (units,) their times.
@@ -199,7 +203,7 @@ def settle_one(
         if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
             return samples, -1, 0
         encoder = int(load.max()) if width > 0 else 0
-    shares = _shares(samples, tokens, width, costs)
+    shares = _shares(samples, tokens, reach, width, costs)
     last = -1
     for attempt in range(TRIES if mixed and width > 1 else 1):
         shared = count
@@ -234,6 +238,7 @@ def settle_one(
 def settle(
     layout: Layout,
     tokens: IntArray,
+    reach: FloatArray,
     unit_offsets: IntArray,
     unit_tokens: IntArray,
     capacity: int,
@@ -252,6 +257,7 @@ def settle(
         layout: `first`, `width`, `offsets`, `order` are read; `order` is sorted within each
             microbatch, longest first; `sample_first`, `sample_degree`, `unit_rank` are written.
         tokens: (n,) LLM tokens.
+        reach: (n,) their reach.
         unit_offsets: (n + 1,) where each sample's encoder units begin.
         unit_tokens: (units,) encoder tokens.
         capacity: LLM tokens that a rank may hold.
@@ -267,8 +273,8 @@ def settle(
     for b in range(layout.first.shape[0]):
         lo, hi = layout.offsets[b], layout.offsets[b + 1]
         samples, value, _ = settle_one(
-            layout, b, layout.order[lo:hi], tokens, unit_offsets, unit_tokens, ticks, capacity,
-            encoder_capacity, apart, mixed, costs,
+            layout, b, layout.order[lo:hi], tokens, reach, unit_offsets, unit_tokens, ticks,
+            capacity, encoder_capacity, apart, mixed, costs,
         )  # fmt: skip
         if value < 0:
             return False
@@ -280,6 +286,7 @@ def settle(
 def place_in_microbatches(
     layout: Layout,
     tokens: IntArray,
+    reach: FloatArray,
     unit_offsets: IntArray,
     unit_tokens: IntArray,
     encoder_capacity: int,
@@ -291,6 +298,7 @@ def place_in_microbatches(
     Args:
         layout: Everything but `unit_rank` is read.
         tokens: (n,) LLM tokens.
+        reach: (n,) their reach.
         unit_offsets: (n + 1,) where each sample's encoder units begin.
         unit_tokens: (units,) encoder tokens.
         encoder_capacity: Encoder tokens that a rank may encode.
@@ -305,10 +313,11 @@ def place_in_microbatches(
         samples = layout.order[layout.offsets[b] : layout.offsets[b + 1]]
         load = np.zeros(layout.width[b], np.int64)
         for i in samples:
-            linear, attention, exchange = sample_ticks(tokens[i], layout.sample_degree[i], costs)
+            degree = layout.sample_degree[i]
+            linear, attention, exchange = reach_ticks(tokens[i], reach[i], degree, costs)
             first = layout.sample_first[i] - layout.first[b]
             if not apart:
-                load[first : first + layout.sample_degree[i]] += linear + attention + exchange
+                load[first : first + degree] += linear + attention + exchange
         units = _units_of(samples, unit_offsets, ticks)
         position = np.zeros(units.shape[0], np.int64)
         if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):

@@ -20,7 +20,7 @@ from .ticks import (
     IntArray,
     cut_tokens,
     latency_ticks,
-    sample_ticks,
+    reach_ticks,
     unit_columns,
 )
 
@@ -115,7 +115,7 @@ def make_case(
     for i in range(n):
         for k in range(degrees):
             degree = limits.degrees[k]
-            linear, attention, exchange = sample_ticks(jobs.tokens[i], degree, costs)
+            linear, attention, exchange = reach_ticks(jobs.tokens[i], jobs.reach[i], degree, costs)
             price[i, k] = linear + attention + exchange
             if -(-jobs.tokens[i] // degree) <= limits.capacity:
                 samples[LEAST, i] = min(samples[LEAST, i], degree * price[i, k])

@@ -9,10 +9,10 @@ with V waves, L less the encoder parts of all waves and the least LLM part of th
 Tokens must fit: ceil(s_i / d) <= capacity. Let d0 be the least degree that does both.
 
 **Work.** d * c_i(d) >= d0 * c_i(d0) - loss for every d >= d0. Before rounding, d * c_i(d) is a
-constant (linear), plus attention_pair * s^2 + growth * d with growth = attention_pair * s *
-attention_half, plus an exchange that never falls with d: (d - 1) * max(0, layers * wire * s -
-attention_pair * s * (s/d + attention_half)), where wire only rises as ranks begin to span nodes
-(wire_in_node <= wire_across is assumed).
+constant (linear), plus attention_pair * s * r + growth * d with r = reach and growth =
+attention_pair * s * attention_half, plus an exchange that never falls with d: (d - 1) * max(0,
+layers * wire * s - attention_pair * s * (r/d + attention_half)), where wire only rises as ranks
+begin to span nodes (wire_in_node <= wire_across is assumed).
 Rounding three terms moves d * c_i(d) by at most 1.5 d. So the difference is at least
 growth * (d - d0) - 1.5 * (d + d0): for d > d0 at least growth - 1.5 - 3 * d0 where growth >= 1.5,
 and at least -1.5 * (largest + d0) otherwise. `loss` makes up for what is below zero.
@@ -58,7 +58,7 @@ import numpy as np
 
 from ._jit import kernel
 from .moldable import Jobs, Limits
-from .ticks import Coefficients, IntArray, latency_ticks, sample_ticks, unit_columns
+from .ticks import Coefficients, IntArray, latency_ticks, reach_ticks, unit_columns
 
 SIZES = 3
 """Distinct times of encoder units up to which their sums are counted."""
@@ -96,11 +96,13 @@ def _ceil(value: int, divisor: int) -> int:
 
 
 @kernel
-def _work(tokens: int, degree: int, room: int, limits: Limits, costs: Coefficients) -> int:
+def _work(
+    tokens: int, reach: float, degree: int, room: int, limits: Limits, costs: Coefficients
+) -> int:
     """Least rank-ticks of a sample's LLM work at this degree; -1: it does not end in `room`."""
     if _ceil(tokens, degree) > limits.capacity:
         return -1
-    linear, attention, exchange = sample_ticks(tokens, degree, costs)
+    linear, attention, exchange = reach_ticks(tokens, reach, degree, costs)
     ticks = linear + attention + exchange
     latency = latency_ticks(degree, costs)
     left = room - costs.fixed - costs.linear_rank - latency
@@ -112,7 +114,7 @@ def _work(tokens: int, degree: int, room: int, limits: Limits, costs: Coefficien
 
 @kernel
 def _first_work(
-    tokens: int, place: int, room: int, limits: Limits, costs: Coefficients
+    tokens: int, reach: float, place: int, room: int, limits: Limits, costs: Coefficients
 ) -> tuple[int, int]:
     """The first degree from `limits.degrees[place]` on that ends within `room`, and its work.
 
@@ -120,7 +122,7 @@ def _first_work(
         Its place in `limits.degrees`, -1 where none does, and the work.
     """
     for k in range(place, limits.degrees.shape[0]):
-        work = _work(tokens, limits.degrees[k], room, limits, costs)
+        work = _work(tokens, reach, limits.degrees[k], room, limits, costs)
         if work >= 0:
             return k, work
     return -1, 0
@@ -142,7 +144,8 @@ def _llm_work(
     """
     total = 0
     for q in range(samples.shape[0]):
-        found[q], work = _first_work(jobs.tokens[samples[q]], start[q], room, limits, costs)
+        i = samples[q]
+        found[q], work = _first_work(jobs.tokens[i], jobs.reach[i], start[q], room, limits, costs)
         if found[q] < 0:
             return -1
         total += work
@@ -274,7 +277,7 @@ def lower_bound(
     least = np.empty(n, np.int64)
     free = 0
     for i in range(n):
-        least[i], work = _first_work(jobs.tokens[i], 0, 1 << 50, limits, costs)
+        least[i], work = _first_work(jobs.tokens[i], jobs.reach[i], 0, 1 << 50, limits, costs)
         free += work
     low = max(0, free // limits.ranks + (step.apart if lockstep else 0))
     while low > 0 and _holds(lockstep, low, free, step, limits, costs):
@@ -283,7 +286,7 @@ def lower_bound(
     rest, start = np.empty(n, np.int64), np.empty(n, np.int64)
     others, still = 0, 0
     for i in range(n):
-        work = _work(jobs.tokens[i], 1, room, limits, costs)
+        work = _work(jobs.tokens[i], jobs.reach[i], 1, room, limits, costs)
         if work >= 0:
             still += work
         else:

@@ -131,14 +131,15 @@ def lay_out_rings(
         np.zeros(unit_tokens.shape[0], np.int64),
     )
     done = settle(
-        layout, jobs.tokens, unit_offsets, unit_tokens, limits.capacity, limits.encoder_capacity,
-        single, False, costs,
+        layout, jobs.tokens, jobs.reach, unit_offsets, unit_tokens, limits.capacity,
+        limits.encoder_capacity, single, False, costs,
     )  # fmt: skip
     if not done:
         return False, layout
     ranking = np.arange(count)
     if single:
-        loads = microbatch_ticks(layout, jobs.tokens, unit_offsets, unit_tokens, costs)
+        tokens, reach = jobs.tokens, jobs.reach
+        loads = microbatch_ticks(layout, tokens, reach, unit_offsets, unit_tokens, costs)
         ranking = np.argsort(-loads.ticks, kind="mergesort")
     bounds, members = np.zeros(count + 1, np.int64), np.empty(rows.shape[0], np.int64)
     for place in range(count):

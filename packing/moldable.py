@@ -11,17 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ._jit import inlined, kernel
-from .ticks import Coefficients, IntArray, latency_ticks, sample_ticks, unit_columns
+from .ticks import Coefficients, FloatArray, IntArray, latency_ticks, reach_ticks, unit_columns
 
 NEVER = 1 << 60
 """Later than any time."""
 
 
 class Jobs(NamedTuple):
-    """Samples as the construction sees them, (n,) int64 each."""
+    """Samples as the construction sees them, (n,) int64 each but for `reach`."""
 
     tokens: IntArray
     """LLM tokens."""
+    reach: FloatArray
+    """(n,) float64, see `ticks`."""
     encoder_ticks: IntArray
     """Time of all encoder units, on one rank."""
     unit_ticks: IntArray
@@ -66,15 +68,17 @@ class Limits(NamedTuple):
 
 @kernel
 def describe(
-    tokens: IntArray, unit_offsets: IntArray, unit_tokens: IntArray, costs: Coefficients
-) -> Jobs:
+    tokens: IntArray, reach: FloatArray, unit_offsets: IntArray, unit_tokens: IntArray,
+    costs: Coefficients,
+) -> Jobs:  # fmt: skip
     """Sum up each sample's encoder units, and price each sample at every degree inside a node."""
     n = tokens.shape[0]
     zeros = np.zeros((6, n), np.int64)
     none = np.zeros((n, costs.node + 1), np.int64)
     jobs = Jobs(
-        tokens, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], none, none.copy()
-    )
+        tokens, reach, zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], none,
+        none.copy(),
+    )  # fmt: skip
     ticks = unit_columns(unit_tokens, costs)
     for i in range(n):
         jobs.units[i] = unit_offsets[i + 1] - unit_offsets[i]
@@ -84,7 +88,9 @@ def describe(
             jobs.unit_ticks[i] = max(jobs.unit_ticks[i], ticks[u])
             jobs.unit_size[i] = max(jobs.unit_size[i], unit_tokens[u])
         for degree in range(1, costs.node + 1):
-            jobs.ticks[i, degree] = priced(tokens[i], jobs.encoder_ticks[i], degree, costs)
+            jobs.ticks[i, degree] = priced(
+                tokens[i], reach[i], jobs.encoder_ticks[i], degree, costs
+            )
             jobs.share[i, degree] = shared(tokens[i], degree)
     return jobs
 
@@ -109,12 +115,14 @@ def _reprice(jobs: Jobs, whole: int, costs: Coefficients) -> Jobs:
     ticks = np.zeros_like(jobs.ticks)
     for i in range(ticks.shape[0]):
         for degree in range(1, ticks.shape[1]):
-            ticks[i, degree] = priced(jobs.tokens[i], jobs.encoder_ticks[i], degree, costs)
+            ticks[i, degree] = priced(
+                jobs.tokens[i], jobs.reach[i], jobs.encoder_ticks[i], degree, costs
+            )
             if ticks[i, 1] <= whole:
                 ticks[i, degree] = min(ticks[i, degree], (ticks[i, 1] + degree - 1) // degree)
     return Jobs(
-        jobs.tokens, jobs.encoder_ticks, jobs.unit_ticks, jobs.encoder_tokens, jobs.unit_size,
-        jobs.units, jobs.shadow, ticks, jobs.share,
+        jobs.tokens, jobs.reach, jobs.encoder_ticks, jobs.unit_ticks, jobs.encoder_tokens,
+        jobs.unit_size, jobs.units, jobs.shadow, ticks, jobs.share,
     )  # fmt: skip
 
 
@@ -183,9 +191,9 @@ def overhead(degree: int, costs: Coefficients) -> int:
 
 
 @kernel
-def priced(tokens: int, encoder_ticks: int, degree: int, costs: Coefficients) -> int:
+def priced(tokens: int, reach: float, encoder_ticks: int, degree: int, costs: Coefficients) -> int:
     """Ticks that a sample adds to each rank of a microbatch of this degree."""
-    linear, attention, exchange = sample_ticks(tokens, degree, costs)
+    linear, attention, exchange = reach_ticks(tokens, reach, degree, costs)
     return linear + attention + exchange + int(encoder_ticks + degree - 1) // degree
 
 
@@ -194,7 +202,7 @@ def job_ticks(jobs: Jobs, i: int, degree: int, costs: Coefficients) -> int:
     """Ticks that sample i adds to each rank of a microbatch of this degree."""
     if degree < jobs.ticks.shape[1]:
         return int(jobs.ticks[i, degree])
-    return priced(jobs.tokens[i], jobs.encoder_ticks[i], degree, costs)
+    return priced(jobs.tokens[i], jobs.reach[i], jobs.encoder_ticks[i], degree, costs)
 
 
 @kernel
@@ -337,8 +345,8 @@ def shared_work(
 def work_at_degree(jobs: Jobs, degree: int, costs: Coefficients) -> int:
     """Least rank-ticks of all samples at one degree, without the overhead of microbatches."""
     total = 0
-    tokens, encoders = jobs.tokens, jobs.encoder_ticks
+    tokens, reach, encoders = jobs.tokens, jobs.reach, jobs.encoder_ticks
     for i in range(tokens.shape[0]):
-        linear, attention, exchange = sample_ticks(tokens[i], degree, costs)
+        linear, attention, exchange = reach_ticks(tokens[i], reach[i], degree, costs)
         total += degree * (linear + attention + exchange) + encoders[i]
     return total

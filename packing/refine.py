@@ -243,8 +243,8 @@ def _resettle(
     costs: Coefficients,
 ) -> bool:  # fmt: skip
     _, llm, encoder = settle_one(
-        layout, b, _list(head, following, b), jobs.tokens, unit_offsets, unit_tokens, ticks,
-        limits.capacity, limits.encoder_capacity, True, True, costs,
+        layout, b, _list(head, following, b), jobs.tokens, jobs.reach, unit_offsets, unit_tokens,
+        ticks, limits.capacity, limits.encoder_capacity, True, True, costs,
     )  # fmt: skip
     if llm >= 0:
         parts.own[b, 0], parts.own[b, 1] = encoder, llm + costs.fixed

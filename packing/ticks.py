@@ -4,11 +4,15 @@ A tick is one microsecond. Each term of a sample (linear, attention, exchange, a
 unit) is rounded half up once, here; all that follows is sums and maxima of int64, which come out
 the same on every machine. Only + - * / and floor touch floating point, so these do as well.
 
-A sample of s tokens that d ranks share costs, on each of them (`sample_ticks`):
+A sample of s tokens and reach r that d ranks share costs, on each of them (`reach_ticks`):
 
     linear     linear_token * s/d
-    attention  attention_pair * s * (s/d + attention_half)
+    attention  attention_pair * s * (r/d + attention_half)
     exchange   exchange_layers * (d - 1) * max(0, wire * s/d - attention / (exchange_layers * d))
+
+The *reach* says how much a sample's tokens see: twice the pairs of query and key that the mask
+lets see each other, over the tokens, less one. A causal sample's is its tokens (`sample_ticks`),
+any other's is less. Keys of the whole sample are exchanged, whatever part of them a rank needs.
 
 and a microbatch takes, on each of its ranks (`microbatch_ticks`), the sum over the samples and
 encoder units that it holds, linear_rank once if it holds any sample, the latency of its largest
@@ -27,6 +31,7 @@ from ._jit import kernel
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 LINEAR, ATTENTION, EXCHANGE, ENCODER = 0, 1, 2, 3
 """Columns of `Loads.parts`."""
@@ -40,7 +45,7 @@ class Coefficients(NamedTuple):
     linear_rank: int
     """Once per microbatch on each rank that holds a sample."""
     attention_pair: float
-    """Of one squared token (causal: half of the pairs are seen)."""
+    """Of one token times one of reach: of a squared token, where half of the pairs are seen."""
     attention_half: float
     """Tokens on a rank at which attention runs at half of its rate."""
     exchange_layers: int
@@ -105,10 +110,18 @@ class Loads(NamedTuple):
 
 @kernel
 def sample_ticks(tokens: int, degree: int, costs: Coefficients) -> tuple[int, int, int]:
+    """As `reach_ticks`, of a causal sample."""
+    return reach_ticks(tokens, float(tokens), degree, costs)
+
+
+@kernel
+def reach_ticks(
+    tokens: int, reach: float, degree: int, costs: Coefficients
+) -> tuple[int, int, int]:
     """Linear, attention, exchange ticks of a sample on each of the `degree` ranks that share it."""
     share = tokens / degree
     linear = floor(costs.linear_token * share + 0.5)
-    work = costs.attention_pair * tokens * (share + costs.attention_half)
+    work = costs.attention_pair * tokens * (reach / degree + costs.attention_half)
     attention = floor(work + 0.5)
     exchange = 0
     if degree > 1:
@@ -142,27 +155,31 @@ def cut_tokens(tokens: int, degree: int, position: int) -> int:
 
 
 @kernel
-def _columns(tokens: IntArray, degree: int, costs: Coefficients) -> IntArray:
+def _columns(tokens: IntArray, reach: FloatArray, degree: int, costs: Coefficients) -> IntArray:
     out = np.empty((tokens.shape[0], 3), np.int64)
     for i in range(tokens.shape[0]):
-        out[i, 0], out[i, 1], out[i, 2] = sample_ticks(tokens[i], degree, costs)
+        out[i, 0], out[i, 1], out[i, 2] = reach_ticks(tokens[i], reach[i], degree, costs)
     return out
 
 
-def sample_columns(tokens: IntArray, degree: int, costs: Coefficients) -> IntArray:
+def sample_columns(
+    tokens: IntArray, degree: int, costs: Coefficients, *, reach: FloatArray | None = None
+) -> IntArray:
     """Ticks of many samples at one degree.
 
     Args:
         tokens: (n,) int64, each 1 or more.
         degree: Ranks that share each sample, 1 or more.
         costs: The coefficients.
+        reach: (n,) float64; None where all samples are causal.
 
     Returns:
         (n, 3) int64: linear, attention and exchange, on each of the ranks.
     """
     if degree < 1:
         raise ValueError(f"degree is {degree}; expected 1 or more")
-    return _columns(np.array(tokens, np.int64), degree, costs)
+    given = tokens if reach is None else reach
+    return _columns(np.array(tokens, np.int64), np.array(given, np.float64), degree, costs)
 
 
 @kernel
@@ -178,6 +195,7 @@ def unit_columns(unit_tokens: IntArray, costs: Coefficients) -> IntArray:
 def microbatch_ticks(
     layout: Layout,
     tokens: IntArray,
+    reach: FloatArray,
     unit_offsets: IntArray,
     unit_tokens: IntArray,
     costs: Coefficients,
@@ -187,6 +205,7 @@ def microbatch_ticks(
     Args:
         layout: Microbatches, samples and encoder units on ranks.
         tokens: (n,) LLM tokens of each sample.
+        reach: (n,) their reach.
         unit_offsets: (n + 1,) where each sample's encoder units begin.
         unit_tokens: (units,) encoder tokens of each unit.
         costs: The coefficients.
@@ -210,7 +229,7 @@ def microbatch_ticks(
             i = layout.order[q]
             degree = layout.sample_degree[i]
             largest = max(largest, degree)
-            linear, attention, exchange = sample_ticks(tokens[i], degree, costs)
+            linear, attention, exchange = reach_ticks(tokens[i], reach[i], degree, costs)
             for position in range(degree):
                 row = base + layout.sample_first[i] + position
                 parts[row, 0] += linear

@@ -21,7 +21,7 @@ LEAVES = ("packing", "attention")
 FLOORS = (
     ("errors", "config"),
     ("shapes", "modelfiles", "families", "catalog", "flops", "cluster", "rings"),
-    ("costs", "devices", "meta", "workloads", "memory", "plan"),
+    ("costs", "devices", "prefixes", "meta", "workloads", "memory", "plan"),
     ("speeds", "planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
     ("real_counts", "real_lengths", "console"),

@@ -179,3 +179,37 @@ def test_check_of_what_is_no_plan_is_bad_input(tmp_path: Path) -> None:
     out.write_bytes(b"\xff\xfe")
     with pytest.raises(SourceError, match=r"plans.jsonl is not UTF-8"):
         check_plans(out)
+
+
+def test_samples_of_a_prefix_are_planned_as_trees(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"id": f"a{i}", "text_tokens": 100 + i, "prefix": {"id": f"p{i // 3}", "tokens": 80}}
+        for i in range(12)
+    ]
+    source = tmp_path / "m.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "plans.jsonl"
+    run(source, group_by="prefix", global_batch=7, steps=2, out=out, json=True)
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert [(row["samples"], row["trees"], row["members"]) for row in steps] == [(2, 2, 6)] * 2
+    assert [row["saved"] for row in steps] == [4 * 80] * 2
+    assert check_plans(out) == 2
+    members = [
+        member["id"]
+        for line in out.read_text().splitlines()
+        for sample in json.loads(line)["samples"]
+        for member in sample["members"]
+    ]
+    assert sorted(members) == sorted(row["id"] for row in rows)
+    run(source, group_by="prefix", global_batch=7, steps=1)
+    assert "trees: samples of this step that stand for several members" in capsys.readouterr().out
+
+
+def test_what_cannot_be_grouped_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="group_by is 'image'; expected 'prefix', or none"):
+        request("docs", group_by="image")
+    for source in ("docs", metadata(tmp_path / "m.jsonl")):
+        with pytest.raises(ConfigError, match="samples are to be grouped by prefix, and "):
+            list(plan_steps(request(source, group_by="prefix")))

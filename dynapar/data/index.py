@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynapar.data.chat import ChatTokenizer
+from dynapar.data.commons import Commons
 from dynapar.data.header import MediaSize
 from dynapar.data.indexfile import Header, Medium, media_tokens, write_index
 from dynapar.data.indexfile import Index as Index
@@ -18,6 +19,7 @@ from dynapar.data.records import Locator, MediaFile, Record
 from dynapar.data.sources import Source
 from dynapar.errors import SampleError
 from dynapar.meta import AUDIO, IMAGE, VIDEO
+from dynapar.prefixes import Prefixes
 from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, VIDEO_KIND, ModelShape
 
 Progress = Callable[[int, int], None]
@@ -95,7 +97,11 @@ def build_index(
     if not rows:
         raise SampleError(f"none of {len(locators)} samples can be read; the first: {skipped[0]}")
     header = _header(source, shape, builder.tokenizer.fingerprint)
-    write_index(Path(out), header, [row.columns for row in rows])
+    shared = builder.commons.columns()
+    own = [{}] * len(rows) if shared is None else shared
+    write_index(
+        Path(out), header, [{**row.columns, **more} for row, more in zip(rows, own, strict=True)]
+    )
     if progress is not None:
         progress(len(locators), len(locators))
     return IndexSummary(
@@ -140,6 +146,7 @@ def _index_metadata(source: MetadataSource, shape: ModelShape, out: Path) -> Ind
             "unit_tokens": table.units(row).tolist(),
             "media": [],
             **nowhere._asdict(),
+            **_prefix_columns(table.prefixes, row),
         }
         for row, id in enumerate(table.ids)
     ]
@@ -153,6 +160,17 @@ def _index_metadata(source: MetadataSource, shape: ModelShape, out: Path) -> Ind
         notes=("metadata alone: the index serves planning, not training",),
         skipped=(),
     )
+
+
+def _prefix_columns(prefixes: Prefixes | None, row: int) -> dict[str, object]:
+    if prefixes is None:
+        return {}
+    return {
+        "prefix_id": prefixes.ids[row],
+        "prefix_tokens": int(prefixes.tokens[row]),
+        "prefix_text_tokens": int(prefixes.text_tokens[row]),
+        "prefix_units": int(prefixes.units[row]),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +187,7 @@ class _Builder:
 
     def __init__(self, shape: ModelShape) -> None:
         self.tokenizer = ChatTokenizer(shape)
+        self.commons = Commons()
         self._shape = shape
         self._sizes: dict[tuple[Path, int], MediaSize] = {}
         self._counted: Counter[str] = Counter()
@@ -184,6 +203,7 @@ class _Builder:
         except SampleError as error:
             raise SampleError(f"{record.place}: {error}") from None
         rendered = self.tokenizer.render(record, tokens)
+        self.commons.add(record.prefix, rendered, record.media, tokens)
         units = [item.unit_tokens for item in tokens for _ in range(item.units)]
         llm_tokens = len(rendered.ids)
         modalities = 0

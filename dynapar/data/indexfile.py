@@ -23,6 +23,7 @@ from dynapar.data.records import Locator, Member
 from dynapar.data.sources import Source
 from dynapar.errors import SourceError
 from dynapar.meta import IntArray, SampleTable
+from dynapar.prefixes import Prefixes
 from dynapar.shapes import AUDIO_KIND, IMAGE_KIND, MediaTokens, ModelShape
 
 VERSION = 2
@@ -56,6 +57,16 @@ _COLUMNS: list[tuple[str, pa.DataType]] = [
 ]
 SCHEMA = pa.schema(_COLUMNS)
 """The columns; the last six are a `Locator`."""
+PREFIXED_SCHEMA = pa.schema(
+    [
+        *_COLUMNS,
+        ("prefix_id", pa.string()),
+        ("prefix_tokens", pa.int64()),
+        ("prefix_text_tokens", pa.int64()),
+        ("prefix_units", pa.int64()),
+    ]
+)
+"""Of an index some of whose samples share a prefix; the last four are `Prefixes`."""
 
 
 class Medium(NamedTuple):
@@ -188,7 +199,8 @@ def read_index(path: str | Path) -> Index:
     except pa.ArrowInvalid as error:
         raise SourceError(f"index {path} is no Parquet file: {error}") from None
     header = _read_header(path, (columns.schema.metadata or {}).get(b"dynapar"))
-    if not columns.schema.equals(SCHEMA) or len(columns) == 0:
+    known = any(columns.schema.equals(schema) for schema in (SCHEMA, PREFIXED_SCHEMA))
+    if not known or len(columns) == 0:
         raise SourceError(
             f"index {path} has {len(columns)} rows of columns {columns.schema.names}; expected "
             f"rows of {SCHEMA.names}. Run dynapar index again."
@@ -199,6 +211,10 @@ def read_index(path: str | Path) -> Index:
     digest.update("\0".join(table.ids).encode())
     for array in (table.llm_tokens, table.text_tokens, table.label_tokens, table.unit_tokens):
         digest.update(array.tobytes())
+    if (prefixes := table.prefixes) is not None:
+        digest.update("\0".join(prefixes.ids).encode())
+        for array in (prefixes.tokens, prefixes.text_tokens, prefixes.units):
+            digest.update(array.tobytes())
     return Index(
         path=path,
         header=header,
@@ -233,6 +249,14 @@ def _table(columns: pa.Table) -> SampleTable:
         modalities=columns.column("modalities").to_numpy().astype(np.uint8),
         unit_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         unit_tokens=np.asarray(pc.list_flatten(units)).astype(np.int64),
+        prefixes=Prefixes(
+            ids=tuple(str(id) for id in columns.column("prefix_id").to_pylist()),
+            tokens=integers("prefix_tokens"),
+            text_tokens=integers("prefix_text_tokens"),
+            units=integers("prefix_units"),
+        )
+        if "prefix_id" in columns.schema.names
+        else None,
     )
 
 
@@ -242,9 +266,10 @@ def write_index(path: Path, header: Header, rows: Sequence[Mapping[str, object]]
     Args:
         path: Where; its folder is made.
         header: What it was made from.
-        rows: One mapping a sample, with the columns of `SCHEMA`.
+        rows: One mapping a sample, with the columns of `SCHEMA` or of `PREFIXED_SCHEMA`.
     """
-    schema = SCHEMA.with_metadata({b"dynapar": header.to_json().encode()})
+    given = PREFIXED_SCHEMA if rows and "prefix_id" in rows[0] else SCHEMA
+    schema = given.with_metadata({b"dynapar": header.to_json().encode()})
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), partial)

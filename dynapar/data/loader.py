@@ -13,14 +13,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
 from typing import Self
 
 from dynapar.control import Agreement, ControlPlane
+from dynapar.data.grouped import GroupSampler
 from dynapar.data.index import Index
 from dynapar.data.materialize import Materializer
+from dynapar.data.parts import Parts
+from dynapar.data.pieces import pieces_of
 from dynapar.data.sampler import Sampler
 from dynapar.data.samples import IGNORE, LoadedSample
 from dynapar.data.stubs import StubCount
@@ -44,7 +47,7 @@ class LoadedStep:
     step: int
     plan: StepPlan
     rows: IntArray
-    """(samples,) rows of the index, by row of the plan's sample table."""
+    """(drawn samples,) rows of the index; without trees by row of the plan's sample table."""
     samples: Mapping[int, LoadedSample]
     """By row of the plan: all of this rank's microbatches, with the units that it encodes."""
     targets: int
@@ -74,7 +77,7 @@ class StepLoader:
         self,
         *,
         index: Index,
-        sampler: Sampler,
+        sampler: Sampler | GroupSampler,
         materializer: Materializer,
         plan: PlanStep,
         rank: int,
@@ -237,8 +240,13 @@ class StepLoader:
     def _load(self, step: int, plan: StepPlan) -> LoadedStep:
         began = time.perf_counter()
         rows = self._sampler.rows(step)
-        samples = self._load_samples(plan, rows)
-        agreement, stubs = None, tuple(s.id for s in samples.values() if s.stub)
+        drawn = plan.samples.ids
+        if plan.samples.trees is not None:
+            drawn = self._index.table.draw(rows).ids
+        parts = Parts(
+            self._materializer, plan, pieces_of(plan, self._rank, drawn), rows=rows, drawn=drawn
+        )
+        agreement, stubs, samples = None, parts.stubs(), parts.samples()
         if self._control is not None:
             with self._changed:
                 paces, self._paces = self._paces, []
@@ -247,11 +255,12 @@ class StepLoader:
                 # Samples that only another rank failed to load become stubs here as well; then
                 # the counts are right, and all ranks know it.
                 stubs = tuple(dict.fromkeys(id for ids in agreement.stubs for id in ids))
-                self._make_stubs(plan, rows, samples, stubs)
+                parts.make_stubs(stubs)
+                samples = parts.samples()
                 agreement = self._agree(plan, samples, stubs, paces)
             if self.follower is not None:
                 self.follower.observe(step, agreement.paces)
-        self._judge_stubs(samples, stubs, drawn=len(rows))
+        self._judge_stubs(parts, stubs, drawn=len(rows))
         own = self._own_targets(plan, samples)
         prepared = self._prepare(plan, samples) if self._prepare is not None else None
         return LoadedStep(
@@ -268,38 +277,12 @@ class StepLoader:
             seconds=plan.plan_seconds + time.perf_counter() - began,
         )
 
-    def _load_samples(self, plan: StepPlan, rows: IntArray) -> dict[int, LoadedSample]:
-        """The samples of this rank's microbatches, under their ids in the plan."""
-        found = {}
-        for sample, units in _wanted(plan, self._rank).items():
-            loaded = self._materializer.load(int(rows[sample]), units=units)
-            found[sample] = replace(loaded, id=plan.samples.ids[sample])
-        return found
-
-    def _judge_stubs(
-        self, samples: Mapping[int, LoadedSample], stubs: Sequence[str], *, drawn: int
-    ) -> None:
+    def _judge_stubs(self, parts: Parts, stubs: Sequence[str], *, drawn: int) -> None:
         """Stop on all ranks at once when too many samples of the run are lost."""
         self._counted = self._counted.add(drawn=drawn, stubs=len(stubs))
         if stubs:
-            id = stubs[-1]
-            why = next((s.stub for s in samples.values() if s.id == id), "see the other ranks")
-            self._counted.check(limit=self._stub_limit, last=f"{id!r}: {why}")
-
-    def _make_stubs(
-        self,
-        plan: StepPlan,
-        rows: IntArray,
-        samples: dict[int, LoadedSample],
-        stubs: Sequence[str],
-    ) -> None:
-        for sample, units in _wanted(plan, self._rank).items():
-            id = plan.samples.ids[sample]
-            if id in stubs and not samples[sample].stub:
-                stub = self._materializer.stub(
-                    int(rows[sample]), units=units, reason=f"another rank could not load {id!r}"
-                )
-                samples[sample] = replace(stub, id=id)
+            why = parts.reason(stubs[-1]) or "see the other ranks"
+            self._counted.check(limit=self._stub_limit, last=f"{stubs[-1]!r}: {why}")
 
     def _agree(
         self,
@@ -328,17 +311,6 @@ class StepLoader:
         return sum(
             int((samples[sample].targets != IGNORE).sum()) for sample in _owned(plan, self._rank)
         )
-
-
-def _wanted(plan: StepPlan, rank: int) -> dict[int, frozenset[int]]:
-    """The samples of a rank's microbatches, each with the encoder units that the rank encodes."""
-    return {
-        placement.sample: frozenset(
-            unit for unit, encoder in enumerate(placement.encoders) if encoder == rank
-        )
-        for microbatch in plan.of_rank(rank)
-        for placement in microbatch.placements
-    }
 
 
 def _owned(plan: StepPlan, rank: int) -> list[int]:

@@ -94,8 +94,12 @@ class Materializer:
         try:
             return self._load(row, units)
         except SampleError as error:
-            self._report(row, str(error))
-            return self.stub(row, units=units, reason=str(error))
+            return self.refuse(row, units=units, reason=str(error))
+
+    def refuse(self, row: int, *, units: frozenset[int], reason: str) -> LoadedSample:
+        """As `stub`, of a sample that goes to the quarantine file."""
+        self._report(row, reason)
+        return self.stub(row, units=units, reason=reason)
 
     def stub(self, row: int, *, units: frozenset[int], reason: str) -> LoadedSample:
         """A sample of the planned lengths that adds nothing to loss and gradient.

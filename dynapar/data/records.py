@@ -134,6 +134,8 @@ class Record:
     turns: tuple[Turn, ...]
     media: tuple[MediaFile, ...]
     """In the order of the placeholders."""
+    prefix: str = ""
+    """Id of the prefix that it shares with others; empty for none."""
 
 
 FindMedia = Callable[[int, str, str], MediaFile]
@@ -167,7 +169,13 @@ def parse_conversation(sample: object, *, default_id: str, place: str, find: Fin
                 f"{place}: {used} <{kind}> placeholders, but '{kind}s' has {len(names)} entries; "
                 f"expected as many. Add or remove placeholders in the text."
             )
-    return Record(id=id, place=place, turns=turns, media=tuple(reader.media))
+    prefix = sample.get("prefix", "")
+    if not isinstance(prefix, str):
+        raise SampleError(
+            f"{place}: 'prefix' is {prefix!r}; expected the id of a prefix, a text. How long it is "
+            f"follows from the samples that have it"
+        )
+    return Record(id=id, place=place, turns=turns, media=tuple(reader.media), prefix=prefix)
 
 
 def not_json(error: ValueError) -> str:

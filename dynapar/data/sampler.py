@@ -76,7 +76,10 @@ class Sampler:
             (global_batch,) int64 in [0, samples).
         """
         first = self._first(step)
-        positions = np.arange(first, first + self.global_batch)
+        return self.at(np.arange(first, first + self.global_batch))
+
+    def at(self, positions: IntArray) -> IntArray:
+        """The samples at some places, (k,) ascending, of the order of all epochs one by one."""
         epochs = positions // self.samples
         rows = np.empty_like(positions)
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
@@ -90,7 +93,11 @@ class Sampler:
 
     def state_dict(self, step: int) -> dict[str, int | bool]:
         """The state before a step: a few numbers, the same on all ranks."""
-        epoch, cursor = divmod(self._first(step), self.samples)
+        return self.state_at(step, self._first(step))
+
+    def state_at(self, step: int, position: int) -> dict[str, int | bool]:
+        """The state before a step that begins at a place of the order, as of `at`."""
+        epoch, cursor = divmod(position, self.samples)
         return {
             "step": step,
             "epoch": epoch,
@@ -108,6 +115,19 @@ class Sampler:
         Raises:
             CheckpointError: The state is of another order of samples, or incomplete.
         """
+        self._step, self._position = self.read_state(state)
+
+    def read_state(self, state: Mapping[str, object]) -> tuple[int, int]:
+        """The step that a state is before, and its place in the order, as of `at`.
+
+        Raises:
+            CheckpointError: As `load_state_dict`.
+        """
+        if "grouped" in state:
+            raise CheckpointError(
+                "the checkpoint's order of samples is one of groups; this run has no group_by. "
+                "Resume with group_by: prefix, as the first run"
+            )
         mine = self.state_dict(self._step)
         numbers: dict[str, int] = {}
         for key in mine:
@@ -122,8 +142,7 @@ class Sampler:
                     f"{mine[key]}; expected equal ones. Resume with the first run's "
                     "configuration and index."
                 )
-        self._step = numbers["step"]
-        self._position = numbers["epoch"] * self.samples + numbers["cursor"]
+        return numbers["step"], numbers["epoch"] * self.samples + numbers["cursor"]
 
     def _first(self, step: int) -> int:
         if step < self._step:

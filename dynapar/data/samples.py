@@ -42,7 +42,8 @@ class LoadedSample:
     input_ids: Tensor
     """(L,) int64."""
     targets: Tensor
-    """(L,) int64: the label of the *next* token, or IGNORE; the last one is always IGNORE."""
+    """(L,) int64: the label of the *next* token, or IGNORE; the last one is always IGNORE. Of a
+    tree (k, L): all of a column count, since a token of the prefix has targets of its members."""
     kinds: Tensor
     """(L,) int64: TEXT_KIND, IMAGE_KIND or VIDEO_KIND of each token."""
     positions: Tensor

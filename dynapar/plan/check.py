@@ -26,6 +26,7 @@ from dynapar.plan.holdings import (
 from dynapar.plan.model import StepPlan, Sync
 from dynapar.plan.pricing import price_layout
 from dynapar.plan.rules import rule_problems
+from dynapar.plan.treeform import tree_problems
 
 SHOWN = 20
 """Problems that a message names; it counts the others."""
@@ -44,6 +45,7 @@ def validate(plan: StepPlan, costs: Costs | None = None) -> None:
     """
     problems = [*_table_problems(plan), *column_problems(plan)]
     if not problems:
+        problems += tree_problems(plan.samples)
         problems += coverage_problems(plan)
         problems += shape_problems(plan)
     if not problems:
@@ -80,6 +82,8 @@ def _table_problems(plan: StepPlan) -> Iterator[str]:
         yield "a sample or an encoder unit has no tokens"
     elif len(table.label_tokens) == len(table.llm_tokens) == len(table):
         wrong = (table.label_tokens < 0) | (table.label_tokens >= table.llm_tokens)
+        if table.trees is not None:
+            wrong[table.trees.rows] = False  # members count their common targets each
         for row in np.flatnonzero(wrong):
             yield (
                 f"sample {table.ids[row]!r} has {table.label_tokens[row]} label_tokens; expected "

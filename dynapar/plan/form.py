@@ -25,7 +25,9 @@ from dynapar.plan.budgetform import MEMORY, memory_from_json, memory_to_json
 from dynapar.plan.columns import PlanColumns
 from dynapar.plan.model import StepPlan, Sync
 from dynapar.plan.records import MicroBatch, Parts, Placement, Wave
-from dynapar.plan.schema import MOST, Json, Schema, first_difference, form_fault
+from dynapar.plan.schema import MOST, Json, Schema, fault_of, first_difference, form_fault
+from dynapar.plan.treeform import TREE, tree_to_json, trees_from_json
+from dynapar.prefixes import Trees
 from dynapar.rings import RingRules
 
 VERSION, RECOMPUTE_VERSION = 1, 2
@@ -62,6 +64,7 @@ def _samples(table: SampleTable) -> Iterable[Json]:
             "modalities": [name for name, bit in MODALITIES.items() if bits & bit],
             "encoder_tokens": sum(own),
             "encoder_units": own,
+            **tree_to_json(table.trees, row),
         }
 
 
@@ -177,10 +180,15 @@ def plan_digest(plan: StepPlan) -> str:
     plan: its name, its shape, its entries as little-endian int64.
     """
     digest = hashlib.sha256(_text({**_head(plan), **_tail(plan)}))
-    for part in (plan.samples, plan.columns):
+    parts: list[SampleTable | Trees | PlanColumns] = [plan.samples, plan.columns]
+    if plan.samples.trees is not None:
+        parts.append(plan.samples.trees)
+    for part in parts:
         for field in fields(part):
             value = getattr(part, field.name)
             if field.name == "recompute" and version_of(plan) == VERSION:
+                continue
+            if field.name in ("prefixes", "trees"):
                 continue
             if isinstance(value, np.ndarray):
                 digest.update(_text([field.name, *value.shape]))
@@ -221,6 +229,12 @@ def plan_from_json(values: Mapping[str, Json]) -> StepPlan:
             f"step {values.get('step')!r}: the plan's form is broken: {fault}. `dynapar plan` "
             f"writes all keys: plan again"
         )
+    for number, record in enumerate(cast(list[dict[str, Json]], values["samples"])):
+        if record.keys() & TREE.keys() and (fault := fault_of(record, TREE, f"samples[{number}]")):
+            raise PlanFormError(
+                f"step {values['step']!r}: the plan's form is broken: {fault}. A tree has a prefix "
+                f"and members: plan again"
+            )
     plan = _read(cast(dict[str, object], values))
     body = _body(plan)
     left_out = ("digest", "plan_seconds")
@@ -278,6 +292,7 @@ def _table(rows: list[dict[str, object]]) -> SampleTable:
         modalities=np.array(bits, np.uint8),
         unit_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         unit_tokens=np.array([unit for own in units for unit in own], np.int64),
+        trees=trees_from_json(rows),
     )
 
 

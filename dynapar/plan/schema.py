@@ -71,7 +71,7 @@ def form_fault(values: Mapping[str, Json], more: Mapping[str, Schema] | None = N
         Such as "queues[2] is 7; expected a list".
     """
     extra = {"waves": _WAVES} if values.get("sync") == "microbatch" else {}
-    return _fault(values, _STEP | extra, "") or _fault(values, more or {}, "")
+    return fault_of(values, _STEP | extra, "") or fault_of(values, more or {}, "")
 
 
 def first_difference(written: object, own: object, path: str = "") -> str:
@@ -105,7 +105,8 @@ def first_difference(written: object, own: object, path: str = "") -> str:
     return "" if same else f"{path} is {_shown(written)}; expected {_shown(own)}"
 
 
-def _fault(value: object, schema: Schema, path: str) -> str:
+def fault_of(value: object, schema: Schema, path: str) -> str:
+    """The first place of a value that is not as a schema says; empty where there is none."""
     if isinstance(schema, Mapping):
         if not isinstance(value, Mapping):
             return f"{path} is {_shown(value)}; expected an object"
@@ -113,13 +114,13 @@ def _fault(value: object, schema: Schema, path: str) -> str:
             where = f"{path}.{key}" if path else key
             if key not in value:
                 return f"{where} is missing"
-            if found := _fault(value[key], inner, where):
+            if found := fault_of(value[key], inner, where):
                 return found
         return ""
     if isinstance(schema, list):
         if not isinstance(value, list):
             return f"{path} is {_shown(value)}; expected a list"
-        faults = (_fault(entry, schema[0], f"{path}[{i}]") for i, entry in enumerate(value))
+        faults = (fault_of(entry, schema[0], f"{path}[{i}]") for i, entry in enumerate(value))
         return next(filter(None, faults), "")
     if isinstance(schema, frozenset):
         if isinstance(value, str) and value in schema:

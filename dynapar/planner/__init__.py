@@ -27,6 +27,7 @@ from dynapar.planner.equal import (
     no_way,
 )
 from dynapar.planner.few import search_few
+from dynapar.planner.grouping import group_by_prefix as group_by_prefix
 from dynapar.planner.homogeneous import (
     at_degree,
     best_homogeneous,

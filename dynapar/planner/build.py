@@ -148,6 +148,7 @@ def assemble(
         full = place_in_microbatches(
             layout,
             problem.jobs.tokens,
+            problem.jobs.reach,
             problem.unit_offsets,
             problem.unit_tokens,
             config.encoder_capacity,

@@ -31,7 +31,7 @@ def by_differencing(problem: Problem, degree: int, *, rival: int | None = None) 
         The layout, every sample at `degree`; None where no deal to waves fits.
     """
     jobs, limits, costs = problem.jobs, problem.limits, problem.constants
-    columns = sample_columns(jobs.tokens, degree, costs).sum(axis=1)
+    columns = sample_columns(jobs.tokens, degree, costs, reach=jobs.reach).sum(axis=1)
     weights = columns + jobs.encoder_ticks // degree
     rings = len(rings_of(problem, degree))
     if not problem.lockstep:

@@ -178,7 +178,7 @@ def _priced(problem: Problem, waves: Sequence[Wave]) -> Candidate | None:
         unit_rank=np.zeros(len(problem.unit_tokens), np.int64),
     )
     done = settle(
-        layout, jobs.tokens, problem.unit_offsets, problem.unit_tokens, limits.capacity,
+        layout, jobs.tokens, jobs.reach, problem.unit_offsets, problem.unit_tokens, limits.capacity,
         limits.encoder_capacity, problem.lockstep, False, problem.constants,
     )  # fmt: skip
     return price(problem, layout) if done else None

@@ -104,7 +104,8 @@ def make_problem(
     # Copies: kernels are compiled for writable contiguous arrays alone.
     offsets = np.array(samples.unit_offsets, np.int64)
     units = np.array(samples.unit_tokens, np.int64)
-    jobs = describe(np.array(samples.llm_tokens, np.int64), offsets, units, constants)
+    tokens = np.array(samples.llm_tokens, np.int64)
+    jobs = describe(tokens, samples.reach, offsets, units, constants)
     problem = Problem(
         samples=samples,
         step=step,
@@ -161,6 +162,7 @@ def price(problem: Problem, layout: Layout) -> Candidate:
     loads = microbatch_ticks(
         layout,
         problem.jobs.tokens,
+        problem.jobs.reach,
         problem.unit_offsets,
         problem.unit_tokens,
         problem.constants,
@@ -225,6 +227,6 @@ def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
 
 
 def _longest_first(jobs: Jobs, constants: Coefficients) -> IntArray:
-    share = constants.attention_pair * jobs.tokens.astype(np.float64)
+    share = constants.attention_pair * jobs.reach
     work = jobs.tokens * (constants.linear_token + share) + jobs.encoder_ticks
     return np.argsort(-work, kind="stable").astype(np.int64)

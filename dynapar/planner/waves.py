@@ -149,7 +149,7 @@ class _Search:
         """The best one when it was last evened out."""
         limits, costs = problem.limits, problem.constants
         tokens = problem.jobs.tokens.astype(np.float64)
-        attention = costs.attention_pair * tokens * (tokens + costs.attention_half)
+        attention = costs.attention_pair * tokens * (problem.jobs.reach + costs.attention_half)
         work = costs.linear_token * tokens + attention + problem.jobs.encoder_ticks
         self.work = work.astype(np.int64)
         self.least = max(costs.fixed + costs.linear_rank, costs.llm_floor)

@@ -147,7 +147,7 @@ def modality_of(table: SampleTable) -> IntArray:
 
 def work_of(table: SampleTable, costs: Coefficients) -> IntArray:
     """(n, 2) ticks of each sample in the LLM (on one rank) and in the encoders."""
-    llm = sample_columns(table.llm_tokens, 1, costs).sum(axis=1)
+    llm = sample_columns(table.llm_tokens, 1, costs, reach=table.reach).sum(axis=1)
     units = unit_columns(np.array(table.unit_tokens, np.int64), costs)
     sums = np.concatenate(([0], np.cumsum(units)))
     encoder = sums[table.unit_offsets[1:]] - sums[table.unit_offsets[:-1]]

@@ -82,7 +82,7 @@ class ShardLayout:
     kinds: Tensor
     """(n,) int64, text, image or video."""
     targets: Tensor
-    """(n,) int64, IGNORE where there is no loss."""
+    """(n,) int64, IGNORE where there is no loss; (k, n) where a sample is a tree."""
     positions: Tensor
     """(1 or 3, n) int64."""
     plans: Mapping[MaskClass, AttentionPlan]
@@ -166,13 +166,24 @@ def lay_out(
         tokens=tokens,
         input_ids=cut([sample.input_ids for sample in batch], 0),
         kinds=cut([sample.kinds for sample in batch], 0),
-        targets=cut([sample.targets for sample in batch], IGNORE),
+        targets=cut(_in_rows([sample.targets for sample in batch]), IGNORE),
         positions=cut([sample.positions for sample in batch], 0),
         plans=plans,
         units=tuple(_units(placements, batch, rank)),
         route=_route(placements, batch, starts, plan, at, here),
         recompute=microbatch.recompute,
     )
+
+
+def _in_rows(targets: list[Tensor]) -> list[Tensor]:
+    """Targets of samples in equally many rows, those of a tree having several."""
+    rows = max(len(each) if each.ndim > 1 else 0 for each in targets)
+    if rows == 0:
+        return targets
+    whole = [each.reshape(-1, each.shape[-1]) for each in targets]
+    return [
+        torch.nn.functional.pad(each, (0, 0, 0, rows - len(each)), value=IGNORE) for each in whole
+    ]
 
 
 def _units(

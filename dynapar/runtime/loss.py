@@ -24,7 +24,7 @@ def token_loss_sum(hidden: Tensor, targets: Tensor, *, head: Head, chunk: int) -
 
     Args:
         hidden: (n, width) hidden states of the last layer.
-        targets: (n,) int64, IGNORE where a token has no loss.
+        targets: (n,) int64, IGNORE where a token has no loss; or (k, n) where one may have several.
         head: The output projection.
         chunk: Tokens at a time, 1 or more.
 
@@ -33,10 +33,10 @@ def token_loss_sum(hidden: Tensor, targets: Tensor, *, head: Head, chunk: int) -
     """
     loss = head(hidden[:0]).sum()
     loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
-    wanted = (targets != IGNORE).nonzero()[:, 0]
-    if len(wanted) == 0:
+    wanted = targets != IGNORE
+    if not wanted.any():
         return loss
-    hidden, targets = hidden[wanted], targets[wanted]
+    hidden, targets = hidden[wanted.nonzero()[:, -1]], targets[wanted]
     for part, part_targets in zip(hidden.split(chunk), targets.split(chunk), strict=True):
         loss = loss + checkpoint(_chunk_loss, part, part_targets, head, use_reentrant=False)
     return loss

@@ -134,9 +134,11 @@ def padded_schedule(problem: Problem, *, degree: int, budget: int | None = None)
     first = np.zeros(len(samples), np.int64)
     for batch in batches:
         padded[list(batch.rows)], first[list(batch.rows)] = batch.length, batch.first
+    # Padding is to a sample as its own tokens are; exact for causal ones, whose reach they are.
+    reach = padded * (problem.jobs.reach / problem.jobs.tokens)
     layout = _layout(batches, first, degree, problem)
     loads = microbatch_ticks(
-        layout, padded, problem.unit_offsets, problem.unit_tokens, problem.constants
+        layout, padded, reach, problem.unit_offsets, problem.unit_tokens, problem.constants
     )
     return from_layout(
         layout,

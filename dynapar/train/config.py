@@ -101,6 +101,9 @@ class BatchSection:
     """Samples of a global batch."""
     block: int = 1
     """Consecutive samples that the shuffle keeps near each other; 1 shuffles fully."""
+    group_by: Literal["prefix"] | None = None
+    """"prefix": samples of one prefix go into one step, where a tree computes it once; `samples`
+    is then the most that a step has. None: all stay apart."""
     stub_limit: float = 0.05
     """Largest share of the run's samples that may fail to load (of 20 or more); above it the run
     stops."""

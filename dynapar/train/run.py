@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from dynapar.catalog import load_model_shape
 from dynapar.costs import Costs, check_origin, load_costs
+from dynapar.data.grouped import GroupSampler, make_sampler
 from dynapar.data.index import Index, read_index
 from dynapar.data.materialize import Materializer
 from dynapar.data.sampler import Sampler
@@ -54,7 +55,7 @@ class Run:
     planner: Planner
     index: Index
     materializer: Materializer
-    sampler: Sampler
+    sampler: Sampler | GroupSampler
     executor: StepExecutor
     optimizer: torch.optim.Optimizer
 
@@ -114,8 +115,9 @@ def prepare(config: RunConfig) -> Run:
     index = read_index(config.index)
     quarantine = config.checkpoint.folder / "quarantine.jsonl"
     materializer = Materializer(shape, source, index, quarantine=quarantine)
-    sampler = Sampler(
-        len(index.table),
+    sampler = make_sampler(
+        index.table,
+        group_by=config.batch.group_by,
         global_batch=config.batch.samples,
         seed=config.seed,
         block=config.batch.block,

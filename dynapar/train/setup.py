@@ -23,7 +23,13 @@ from dynapar.costs import Costs
 from dynapar.errors import ConfigError, ModelError
 from dynapar.meta import SampleTable
 from dynapar.plan import StepPlan
-from dynapar.planner import PlannerConfig, homogeneous_plan, plan_step, random_plan
+from dynapar.planner import (
+    PlannerConfig,
+    group_by_prefix,
+    homogeneous_plan,
+    plan_step,
+    random_plan,
+)
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.executor import StepExecutor
 from dynapar.runtime.order import OrderLog
@@ -205,7 +211,20 @@ def make_planner(config: RunConfig, *, costs: Costs, ranks: int) -> Planner:
         costs=costs,
         config=planner_config(config),
     )
-    return lambda samples, step: plan(samples, step=step)
+    return lambda samples, step: plan(group_samples(config, samples, ranks=ranks), step=step)
+
+
+def group_samples(config: RunConfig, samples: SampleTable, *, ranks: int) -> SampleTable:
+    """A step's samples as the configuration groups them.
+
+    Raises:
+        PlanError: A sample of a prefix fits no number of these ranks.
+    """
+    if config.batch.group_by is None:
+        return samples
+    return group_by_prefix(
+        samples, cluster=make_cluster(config, ranks), config=planner_config(config)
+    )
 
 
 def planner_config(config: RunConfig) -> PlannerConfig:

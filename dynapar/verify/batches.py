@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from dynapar.catalog import load_model_shape
+from dynapar.data.grouped import make_sampler
 from dynapar.data.index import read_index
 from dynapar.data.materialize import Materializer
-from dynapar.data.sampler import Sampler
+from dynapar.data.parts import Parts
+from dynapar.data.pieces import pieces_of
 from dynapar.data.samples import LoadedSample
 from dynapar.data.sources import open_source
 from dynapar.meta import AUDIO, IMAGE, VIDEO, SampleTable
-from dynapar.plan import Placement, StepPlan
+from dynapar.plan import StepPlan
 from dynapar.train.config import RunConfig
 
 
@@ -41,8 +43,9 @@ class Batches:
         index = read_index(config.index)
         self.table: SampleTable = index.table
         self._materializer = Materializer(shape, source, index)
-        self._sampler = Sampler(
-            len(index.table),
+        self._sampler = make_sampler(
+            index.table,
+            group_by=config.batch.group_by,
             global_batch=samples or config.batch.samples,
             seed=config.seed,
             block=config.batch.block,
@@ -73,28 +76,21 @@ class Batches:
 
         Args:
             plan: Of the step.
-            rows: Of the index, by row of the plan's sample table.
+            rows: Of the index, of the step's samples as drawn.
             rank: The rank.
             stubs: Rows of the index that could not be loaded, and why. A rank that decodes no
                 media of such a sample would not notice.
         """
-        found = {}
-        for placement in _placements(plan, rank):
-            row = rows[placement.sample]
-            units = frozenset(
-                unit for unit, encoder in enumerate(placement.encoders) if encoder == rank
-            )
-            found[placement.sample] = (
-                self._materializer.stub(row, units=units, reason=stubs[row])
-                if row in stubs
-                else self._materializer.load(row, units=units)
-            )
-        return found
-
-
-def _placements(plan: StepPlan, rank: int) -> Iterator[Placement]:
-    for microbatch in plan.of_rank(rank):
-        yield from microbatch.placements
+        drawn = self.draw(rows).ids
+        parts = Parts(
+            self._materializer,
+            plan,
+            pieces_of(plan, rank, drawn),
+            rows=np.array(rows, np.int64),
+            drawn=drawn,
+        )
+        parts.make_stubs([name for name, row in zip(drawn, rows, strict=True) if row in stubs])
+        return parts.samples()
 
 
 def modalities(table: SampleTable) -> dict[str, int]:

@@ -28,6 +28,7 @@ from dynapar.runtime.reference import count_targets, reference_step
 from dynapar.train.config import Precision, RunConfig
 from dynapar.train.setup import (
     autocast_dtype,
+    group_samples,
     join_ranks,
     load_model,
     make_cluster,
@@ -256,6 +257,7 @@ def _one_process(
 
 def _random_plans(config: RunConfig, table: SampleTable, step: int) -> dict[str, StepPlan]:
     section, planner = config.verify, config.planner
+    table = group_samples(config, table, ranks=section.ranks)
     return {
         f"random {number + 1}": random_plan(
             table,

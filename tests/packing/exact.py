@@ -42,7 +42,10 @@ class Exact:
         self.constants = coefficients(costs, ranks_per_node=cluster.ranks_per_node)
         self.tokens = samples.llm_tokens.tolist()
         degrees = range(1, cluster.ranks + 1)
-        self.ticks = {d: sample_columns(samples.llm_tokens, d, self.constants) for d in degrees}
+        self.ticks = {
+            d: sample_columns(samples.llm_tokens, d, self.constants, reach=samples.reach)
+            for d in degrees
+        }
         self.units = [samples.units(i).tolist() for i in range(self.n)]
         times = unit_columns(samples.unit_tokens, self.constants).tolist()
         edges = samples.unit_offsets.tolist()

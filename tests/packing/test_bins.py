@@ -74,15 +74,15 @@ def test_what_settling_says_is_what_the_microbatch_takes(data: st.DataObject) ->
     offsets = np.cumsum([0, *map(len, units)], dtype=np.int64)
     sizes = np.array([size for own in units for size in own], np.int64)
     order, llm, encoder = settle_one(
-        layout, 0, layout.order.copy(), columns, offsets, sizes, unit_columns(sizes, COSTS),
-        12_000, 9000, apart, True, COSTS,
+        layout, 0, layout.order.copy(), columns, 1.0 * columns, offsets, sizes,
+        unit_columns(sizes, COSTS), 12_000, 9000, apart, True, COSTS,
     )  # fmt: skip
     room = sum(cut_tokens(size, width, 0) for size in tokens)
     if llm < 0:
         assert room > 12_000 or sum(map(sum, units)) > 9000
         return
     assert sorted(order.tolist(), key=lambda i: -tokens[i]) == order.tolist()
-    loads = microbatch_ticks(layout, columns, offsets, sizes, COSTS)
+    loads = microbatch_ticks(layout, columns, 1.0 * columns, offsets, sizes, COSTS)
     own = loads.parts[:, :3].sum(axis=1)
     assert loads.tokens.max() <= 12_000
     assert loads.encoder_tokens.max() <= 9000
@@ -98,8 +98,8 @@ def test_a_long_sample_is_shared_and_short_ones_stay_whole() -> None:
     layout = one_microbatch(tokens, [[]] * 17, 8)
     none = np.zeros(0, np.int64)
     _, llm, _ = settle_one(
-        layout, 0, layout.order.copy(), np.array(tokens), np.zeros(18, np.int64), none, none,
-        16_384, 16_384, True, True, COSTS,
+        layout, 0, layout.order.copy(), np.array(tokens), np.array(tokens, np.float64),
+        np.zeros(18, np.int64), none, none, 16_384, 16_384, True, True, COSTS,
     )  # fmt: skip
     assert layout.sample_degree.tolist() == [8] + [1] * 16
     assert sorted((layout.sample_first[1:] - 3).tolist()) == sorted([*range(8)] * 2)

@@ -47,7 +47,9 @@ def test_each_sample_goes_to_its_sets_first_microbatch_with_room(
     tokens = np.array([each[0] for each in samples])
     encoded = [each[1] for each in samples]
     offsets = np.cumsum([0, *(size > 0 for size in encoded)], dtype=np.int64)
-    jobs = describe(tokens, offsets, np.array([e for e in encoded if e], np.int64), COSTS)
+    jobs = describe(
+        tokens, 1.0 * tokens, offsets, np.array([e for e in encoded if e], np.int64), COSTS
+    )
     assert all(fits(jobs, i, degree, LIMITS) for i in range(len(samples)))
     begins, rows = gather(np.array([each[2] for each in samples]), np.arange(len(samples)), 3)
     parts, members, owner = first_fit(begins, rows, degree, jobs, LIMITS)

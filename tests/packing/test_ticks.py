@@ -95,7 +95,7 @@ def _layout() -> Layout:
 def test_microbatch_ticks_add_up() -> None:
     tokens, offsets = np.array([100, 30, 8]), np.array([0, 2, 3, 3])
     layout = _layout()
-    loads = microbatch_ticks(layout, tokens, offsets, np.array([5, 6, 70]), ROUND)
+    loads = microbatch_ticks(layout, tokens, 1.0 * tokens, offsets, np.array([5, 6, 70]), ROUND)
     # Rank 0: 50 tokens, wire 25, hop 3, units 5 + 6. Rank 1: 80 tokens, wire 25, hop 3, unit 70.
     assert loads.parts.tolist() == [[507, 0, 28, 11], [807, 0, 28, 70], [87, 0, 0, 0]]
     assert loads.ticks.tolist() == [807 + 28 + 70 + 100, 187]
@@ -117,7 +117,7 @@ def test_waves_wait_for_the_slowest_rank_of_each_part(
     costs = ROUND._replace(encoder_floor=encoder_floor, llm_floor=llm_floor)
     tokens, offsets = np.array([100, 30, 8]), np.array([0, 2, 3, 3])
     layout = _layout()
-    loads = microbatch_ticks(layout, tokens, offsets, np.array([5, 6, 70]), costs)
+    loads = microbatch_ticks(layout, tokens, 1.0 * tokens, offsets, np.array([5, 6, 70]), costs)
     assert wave_parts(layout, loads, 2, costs).tolist() == expected
 
 

@@ -105,7 +105,7 @@ def test_plans_are_equal_when_they_say_the_same() -> None:
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
             changed = value + 1 if isinstance(value, np.ndarray) else tuple("abcdef")
-            if not len(value):
+            if value is None or not len(value):
                 continue
             moved = dataclasses.replace(
                 other, **{name: dataclasses.replace(part, **{field.name: changed})}
@@ -120,6 +120,7 @@ def test_the_layout_of_a_plan_is_priced_as_the_plan_says() -> None:
         loads = microbatch_ticks(
             one.layout(),
             one.samples.llm_tokens,
+            one.samples.reach,
             one.samples.unit_offsets,
             one.samples.unit_tokens,
             coefficients(COSTS, ranks_per_node=one.ranks_per_node),

@@ -20,6 +20,7 @@ from dynapar.attention import api
 from dynapar.attention.exchange import Transport
 from dynapar.attention.trees import tree_positions
 from dynapar.data.samples import IGNORE, LoadedSample
+from dynapar.data.trees import join_members
 from dynapar.runtime import adapter, attention_interface
 from dynapar.runtime.adapter import FAMILIES, Adapter
 from dynapar.runtime.executor import StepExecutor
@@ -206,3 +207,39 @@ def check_trees(rank: int) -> OrderLog:
 
 def test_a_tree_has_the_gradient_of_its_branches(tmp_path: Path) -> None:
     run_ranks(check_trees, 3, tmp_path)
+
+
+def members_of_a_prefix() -> list[LoadedSample]:
+    """Three samples that begin with the same 21 tokens; all targets count, those of two there."""
+    shared = make_sample(11, [21])
+    members = []
+    for number, branch in enumerate((9, 1, 30)):
+        own = make_sample(20 + number, [21 + branch])
+        ids = torch.cat([shared.input_ids, own.input_ids[21:]])
+        targets = torch.cat([ids[1:], torch.tensor([IGNORE])])
+        if number == 1:
+            targets[5:20] = IGNORE
+        members.append(replace(own, id=f"m{number}", input_ids=ids, targets=targets))
+    return members
+
+
+def check_joined_members(rank: int) -> OrderLog:
+    log = OrderLog(rank)
+    members, other = members_of_a_prefix(), make_sample(3, [29])
+    tree = join_members("m0", members, prefix_tokens=21, prefix_units=0)
+    assert tree.targets.shape == (3, 21 + 9 + 1 + 30)
+    assert len(tree.input_ids) < sum(len(member.input_ids) for member in members) - 40
+    step: list[Written] = [([1, 2, 0], {0: [1, 2, 0], 1: [0, 2]})]
+    for number, kind in enumerate(("llama", "mistral", "qwen3")):
+        got = planned(kind, [tree, other], step, log)
+        once = planned(kind, [replace(tree, targets=tree.targets[0]), other], step, log)
+        if number == rank:
+            apart = wanted(kind, [*members, other])
+            assert worst_error(got, apart)[0] < 1e-5, (kind, worst_error(got, apart))
+            assert worst_error(once, apart)[0] > 0.01, "a target of several members counts for each"
+    return log
+
+
+def test_joined_members_have_the_gradient_of_the_members(tmp_path: Path) -> None:
+    """Also where a target is several members', and where the prefix ends."""
+    run_ranks(check_joined_members, 3, tmp_path)

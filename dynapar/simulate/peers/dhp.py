@@ -33,9 +33,10 @@ import numpy as np
 from dynapar.packing._jit import kernel
 from dynapar.packing.ticks import (
     Coefficients,
+    FloatArray,
     IntArray,
     latency_ticks,
-    sample_ticks,
+    reach_ticks,
     unit_columns,
 )
 from dynapar.simulate.peers.request import PeerError, Piece, Plan, Planner, Request
@@ -163,6 +164,7 @@ def _times(groups: _Groups, encoder: IntArray, request: Request) -> IntArray:
         offsets,
         order,
         np.array(request.tokens, np.int64),
+        np.array(request.reach, np.float64),
         encoder,
         request.ranks,
         request.constants,
@@ -174,6 +176,7 @@ def _time_table(
     offsets: IntArray,
     order: IntArray,
     tokens: IntArray,
+    reach: FloatArray,
     encoder: IntArray,
     ranks: int,
     costs: Coefficients,
@@ -184,8 +187,9 @@ def _time_table(
         for g in range(out.shape[0]):
             out[g, degree - 1] = once
             for q in range(offsets[g], offsets[g + 1]):
-                linear, attention, exchange = sample_ticks(tokens[order[q]], degree, costs)
-                shared = (encoder[order[q]] + degree - 1) // degree
+                i = order[q]
+                linear, attention, exchange = reach_ticks(tokens[i], reach[i], degree, costs)
+                shared = (encoder[i] + degree - 1) // degree
                 out[g, degree - 1] += linear + attention + exchange + shared
     return out
 

@@ -63,7 +63,9 @@ class _Deal:
         self.request, self.shares = request, shares
         constants, degree = request.constants, request.degree
         self.encoder = encoder_ticks(request)
-        self.llm = sample_columns(request.tokens, degree, constants).sum(axis=1)
+        self.llm = sample_columns(request.tokens, degree, constants, reach=request.reach).sum(
+            axis=1
+        )
         self.encoded = unit_sums(request, request.unit_tokens)
         # As much as whole units can always be dealt out of, each to any rank that has room.
         uneven = int(request.unit_tokens.max(initial=0)) * (degree - 1)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from dynapar.packing.bins import place_in_microbatches
-from dynapar.packing.ticks import IntArray, Layout, Loads, microbatch_ticks
+from dynapar.packing.ticks import FloatArray, IntArray, Layout, Loads, microbatch_ticks
 from dynapar.planner.problem import Problem
 from dynapar.simulate.peers.request import PeerError, Plan, Request
 from dynapar.simulate.schedule import Schedule, from_layout
+
+_Work = tuple[IntArray, FloatArray, IntArray, IntArray]
 
 
 def ask(problem: Problem, degree: int) -> Request:
@@ -22,6 +24,7 @@ def ask(problem: Problem, degree: int) -> Request:
     limits = problem.limits
     return Request(
         tokens=np.array(problem.samples.llm_tokens, np.int64),
+        reach=problem.samples.reach,
         unit_offsets=np.array(problem.unit_offsets, np.int64),
         unit_tokens=np.array(problem.unit_tokens, np.int64),
         ranks=limits.ranks,
@@ -48,7 +51,7 @@ def judge(problem: Problem, plan: Plan) -> Schedule:
     layout = _layout(problem, plan)
     lockstep = problem.config.sync == "microbatch"
     tokens = np.array(problem.samples.llm_tokens, np.int64)
-    work = (tokens, problem.unit_offsets, problem.unit_tokens)
+    work = (tokens, problem.samples.reach, problem.unit_offsets, problem.unit_tokens)
     full = place_in_microbatches(
         layout, *work, problem.limits.encoder_capacity, lockstep, problem.constants
     )
@@ -118,7 +121,7 @@ def _layout(problem: Problem, plan: Plan) -> Layout:
     )
 
 
-def _price(problem: Problem, layout: Layout, work: tuple[IntArray, IntArray, IntArray]) -> Loads:
+def _price(problem: Problem, layout: Layout, work: _Work) -> Loads:
     node = problem.limits.node
     loads = microbatch_ticks(layout, *work, problem.constants)
     reaches = (layout.first % node + layout.width > node) & (layout.width <= node)

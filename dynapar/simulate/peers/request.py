@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dynapar.errors import DynaparError
-from dynapar.packing.ticks import Coefficients, IntArray
+from dynapar.packing.ticks import Coefficients, FloatArray, IntArray
 
 
 class PeerError(DynaparError, RuntimeError):
@@ -26,6 +26,8 @@ class Request(NamedTuple):
 
     tokens: IntArray
     """(n,) LLM tokens: all that "megatron" and "verl" look at."""
+    reach: FloatArray
+    """(n,) their reach (`packing.ticks`); the tokens, but for trees."""
     unit_offsets: IntArray
     """(n + 1,) where each sample's encoder units begin."""
     unit_tokens: IntArray

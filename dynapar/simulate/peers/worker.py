@@ -23,6 +23,7 @@ from dynapar.simulate.peers.request import PeerError, PeerMissingError, Planner,
 
 WARM = Request(
     tokens=np.array([90, 80, 70, 60]),
+    reach=np.array([90.0, 80.0, 70.0, 60.0]),
     unit_offsets=np.array([0, 1, 1, 1, 1]),
     unit_tokens=np.array([30]),
     ranks=2,
