@@ -87,7 +87,7 @@ class AttentionResult:
     what: str
     degree: int
     seconds: float
-    """Median CPU seconds of the slowest rank, forward and backward."""
+    """Median CPU seconds of the rank where that is most, forward and backward."""
     throughput: float
     """Visible pairs for each second of each rank, over those of `scaled_dot_product_attention`
     called once for each sequence on one device."""
@@ -157,7 +157,7 @@ def measure(case: AttentionCase) -> list[AttentionResult]:
     device = seconds[DEVICE]
 
     def slowest(what: str) -> list[float]:
-        return [max(turn) for turn in zip(*(r.seconds[what] for r in readings), strict=True)]
+        return max((r.seconds[what] for r in readings), key=statistics.median)
 
     def result(what: str) -> AttentionResult:
         return AttentionResult(
@@ -169,7 +169,7 @@ def measure(case: AttentionCase) -> list[AttentionResult]:
 
     needed = _needed_bytes(case)
     all_rows = (case.degree - 1) * sum(case.lengths) * _row_bytes(case)
-    process = [max(turn) for turn in zip(*(r.process[OURS] for r in readings), strict=True)]
+    process = max((r.process[OURS] for r in readings), key=statistics.median)
     ours = replace(
         result(OURS),
         of_op=_ratio(seconds[BARE], slowest(OURS)) / case.degree if BARE in seconds else None,
