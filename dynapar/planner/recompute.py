@@ -198,7 +198,7 @@ def work_bound(problem: Problem, memory: MemoryLimits) -> int:
         room = min(policy.room(memory.budget, 0), memory.capacity)
         each.append(priced.linear_token + (priced.fixed + priced.linear_rank) / room)
     none = problem.constants
-    own = min(each) * tokens + none.attention_pair * tokens * (tokens + none.attention_half)
+    own = min(each) * tokens + none.attention_pair * tokens * (jobs.reach + none.attention_half)
     # Whole ticks before they are summed: the same on every machine.
     work = int(np.floor(own).astype(np.int64).sum()) - len(tokens) * limits.largest
     work += int(jobs.encoder_ticks.sum()) - len(problem.unit_tokens)
