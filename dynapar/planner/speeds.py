@@ -26,6 +26,9 @@ from dynapar.speeds import FULL
 
 IntArray = npt.NDArray[np.int64]
 
+SHORT = 4
+"""What takes one rank at most one part in this of the step is dealt whole, also out of rings."""
+
 
 def deal_by_speed(
     plan: StepPlan,
@@ -152,7 +155,8 @@ class _Deal:
                 self._tokens[row] <= self._config.capacity
                 and self._encoder[row] <= self._config.encoder_capacity
             )
-            if len(place.ranks) == 1 and fits:
+            short = len(place.ranks) == 1 or SHORT * self._ticks[row] <= self._plan.makespan
+            if short and fits:
                 self._pool.append(row)
             else:
                 kept.append((row, place.ranks))

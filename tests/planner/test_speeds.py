@@ -20,9 +20,9 @@ CLUSTER = Cluster(nodes=1, ranks_per_node=4)
 CONFIG = PlannerConfig(capacity=16_384, encoder_capacity=65_536)
 
 
-def table(n: int, seed: int) -> SampleTable:
+def table(n: int, seed: int, longest: int = 40_000) -> SampleTable:
     draw = np.random.default_rng(seed)
-    tokens = np.clip(draw.lognormal(7.5, 1.2, n), 16, 40_000).astype(np.int64)
+    tokens = np.clip(draw.lognormal(7.5, 1.2, n), 16, longest).astype(np.int64)
     units = draw.integers(0, 3, n)
     return SampleTable(
         ids=tuple(f"s{i}" for i in range(n)),
@@ -35,8 +35,9 @@ def table(n: int, seed: int) -> SampleTable:
     )
 
 
-def planned(n: int, seed: int) -> StepPlan:
-    return plan_step(table(n, seed), step=0, cluster=CLUSTER, costs=COSTS, config=CONFIG)
+def planned(n: int, seed: int, longest: int = 40_000) -> StepPlan:
+    samples = table(n, seed, longest)
+    return plan_step(samples, step=0, cluster=CLUSTER, costs=COSTS, config=CONFIG)
 
 
 def dealt(plan: StepPlan, speeds: list[int]) -> StepPlan:
@@ -72,14 +73,15 @@ def test_it_is_valid_and_never_later(n: int, seed: int, speeds: list[int]) -> No
 
 
 def test_a_rank_of_half_speed_gets_half_the_work() -> None:
+    """Of what fits one rank: a ring of three of the four ranks cannot avoid the slow one."""
     for seed in range(5):
-        plan = planned(120, seed)
+        plan = planned(120, seed, longest=16_384)
         again = dealt(plan, [FULL, FULL, FULL // 2, FULL])
         work = [sum(own) for own in predict_ranks(again, COSTS)]
         others = (sum(work) - work[2]) / 3
         assert 0.4 <= work[2] / others <= 0.6
-        # Three ranks and a half do what four did: an eighth more time at best.
-        assert paced(again, [FULL, FULL, FULL // 2, FULL]) <= 1.25 * plan.makespan / 1e6
+        # Three ranks and a half do what four did: a seventh more time at best.
+        assert paced(again, [FULL, FULL, FULL // 2, FULL]) <= 1.16 * plan.makespan / 1e6
 
 
 def test_equal_speeds_leave_the_plan_alone() -> None:
