@@ -38,6 +38,16 @@ Encoder parts last, together, at least `apart` = max(encoder_floor * the waves t
 tokens need, `whole_units`). So LLM work + R * V * (f + h) <= R * (L - apart), and V * m <= L -
 apart.
 
+**A long wave.** The wave of sample i has an LLM part of at least T, the least of f + h + l(d) +
+c_i(d) over the degrees at which it fits. All samples of that wave together have at most R *
+capacity tokens, so of the least work of all samples, U in total, at most K is done in it: what a
+knapsack of so many tokens holds, where samples may be cut. The other waves, of which there are at
+least V - 1, do the rest: their LLM parts last at least (U - K) / R + (V - 1) * (f + h), and at
+least (V - 1) * m. So all waves last at least T more than that, and `apart`. Where capacity keeps
+the other ranks of a long wave from being filled, this is what is left of it. (Densities are rounded
+down to 1 / 1024 tick a token, which changes what the knapsack holds by less than R * capacity /
+1024 + 1.)
+
 **Whole units.** The encoder parts of all waves last at least as long as what any one rank encodes
 in the step, since each lasts as long as its slowest rank. Some rank encodes at least the mean, and
 what it encodes is a sum of whole units: where units have at most `SIZES` times, the least such sum
@@ -274,11 +284,10 @@ def lower_bound(
     if n == 0:
         return 0
     step = _sum_up(lockstep, jobs, unit_tokens, limits, costs)
-    least = np.empty(n, np.int64)
-    free = 0
+    least, own = np.empty(n, np.int64), np.empty(n, np.int64)
     for i in range(n):
-        least[i], work = _first_work(jobs.tokens[i], jobs.reach[i], 0, 1 << 50, limits, costs)
-        free += work
+        least[i], own[i] = _first_work(jobs.tokens[i], jobs.reach[i], 0, 1 << 50, limits, costs)
+    free = own.sum()
     low = max(0, free // limits.ranks + (step.apart if lockstep else 0))
     while low > 0 and _holds(lockstep, low, free, step, limits, costs):
         low -= low // 8 + 1
@@ -292,7 +301,43 @@ def lower_bound(
         else:
             rest[others], start[others] = i, least[i]
             others += 1
-    return _bisect(lockstep, low, still, rest[:others], start[:others], step, jobs, limits, costs)
+    found = _bisect(lockstep, low, still, rest[:others], start[:others], step, jobs, limits, costs)
+    return max(found, long_wave(own, step, jobs, limits, costs)) if lockstep else found
+
+
+@kernel
+def long_wave(own: IntArray, step: _Step, jobs: Jobs, limits: Limits, costs: Coefficients) -> int:
+    """What all waves last because of the one that runs the dearest sample (**A long wave** above).
+
+    Args:
+        own: (n,) least rank-ticks of each sample's LLM work.
+        step: Of all samples.
+        jobs: All samples.
+        limits: Cluster and capacities.
+        costs: The coefficients.
+    """
+    base, i = costs.fixed + costs.linear_rank, np.argmax(own)
+    longest = 1 << 60
+    for degree in limits.degrees:
+        if _ceil(jobs.tokens[i], degree) <= limits.capacity:
+            linear, attention, exchange = reach_ticks(jobs.tokens[i], jobs.reach[i], degree, costs)
+            latency = latency_ticks(degree, costs)
+            longest = min(longest, base + latency + linear + attention + exchange)
+    total, room = own.sum(), limits.ranks * limits.capacity
+    others = step.waves - 1
+    held = total
+    if step.tokens > room and longest > total // (limits.ranks * step.waves):
+        held, left = room // 1024 + 1, room
+        density = own * 1024 // jobs.tokens
+        for k in np.argsort(-density, kind="mergesort"):
+            tokens = jobs.tokens[k]
+            if tokens > left:
+                held += _ceil(own[k] * left, tokens)
+                break
+            held += own[k]
+            left -= tokens
+    rest = max(0, total - held) // limits.ranks + others * base
+    return int(step.apart + longest + max(rest, others * max(base, costs.llm_floor)))
 
 
 @kernel

@@ -44,10 +44,12 @@ def by_differencing(problem: Problem, degree: int, *, rival: int | None = None) 
         length = costs.fixed + costs.linear_rank + int(weights.sum()) // (rings * waves)
         if rival is not None and waves * max(length, costs.llm_floor) >= rival:
             break
-        bins = waves * rings
-        offsets, rows = gather(largest_differencing(weights, bins), problem.order, bins)
-        if len(first_fit(offsets, rows, degree, jobs, limits)[2]) == len(offsets) - 1:
-            best = better(best, in_waves(problem, degree, offsets, rows))
+        # Parts are waited for apart: it may be better to even out the LLM's alone.
+        for load in (weights, columns) if len(problem.unit_tokens) else (weights,):
+            bins = waves * rings
+            offsets, rows = gather(largest_differencing(load, bins), problem.order, bins)
+            if len(first_fit(offsets, rows, degree, jobs, limits)[2]) == len(offsets) - 1:
+                best = better(best, in_waves(problem, degree, offsets, rows))
     return best
 
 

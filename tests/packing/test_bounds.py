@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynapar.cluster import Cluster
-from dynapar.costs import Costs
+from dynapar.costs import Costs, coefficients
+from dynapar.meta import SampleTable
 from dynapar.packing.bounds import whole_units
+from dynapar.packing.ticks import latency_ticks, sample_ticks
 from dynapar.plan import Sync, validate
 from dynapar.planner import PlannerConfig, plan_step, random_plan
 from dynapar.planner.problem import make_problem
@@ -82,3 +84,32 @@ def test_equal_units_are_dealt_whole() -> None:
     assert whole_units(np.full(29, 10, np.int64), 8) == 40
     assert whole_units(np.array([10] * 5 + [7] * 5, np.int64), 4) == 24
     assert whole_units(np.array([9, 8, 7, 6, 5], np.int64), 4) == 11
+
+
+def test_a_long_wave_cannot_be_filled_beyond_memory() -> None:
+    """Two ranks share a long sample for long; memory keeps the other two from all other samples."""
+    capacity, cluster = 32_768, Cluster.parse("1x4")
+    lengths = np.array([2 * capacity, *[capacity // 4] * 24], np.int64)
+    samples = SampleTable(
+        ids=tuple(f"s{i}" for i in range(len(lengths))),
+        llm_tokens=lengths,
+        text_tokens=lengths,
+        label_tokens=lengths - 1,
+        modalities=np.zeros(len(lengths), np.uint8),
+        unit_offsets=np.zeros(len(lengths) + 1, np.int64),
+        unit_tokens=np.zeros(0, np.int64),
+    )
+    config = PlannerConfig(
+        capacity=capacity, encoder_capacity=capacity, sync="microbatch", max_degree=2
+    )
+    costs = oddcosts.REFERENCE
+    plan = plan_step(samples, step=0, cluster=cluster, costs=costs, config=config)
+    ticks = coefficients(costs, ranks_per_node=4)
+    base = ticks.fixed + ticks.linear_rank
+    long = sum(sample_ticks(2 * capacity, 2, ticks)) + latency_ticks(2, ticks) + base
+    short = sum(sample_ticks(capacity // 4, 1, ticks))
+    # The long wave has room for 8 of the 24; four ranks share the other 16 in one wave or more.
+    wanted = long + 16 * short // 4 + base
+    assert wanted - 100 <= plan.lower_bound <= wanted + 100
+    assert plan.makespan <= 1.01 * wanted
+    assert (2 * long + 24 * short) // 4 + 2 * base < 0.9 * wanted
