@@ -38,12 +38,12 @@ def prefixed(groups: Sequence[Group], turns: int = 1) -> SampleTable:
     rows = [row for turn in range(turns) for row in rows[turn::turns]]
     tokens = np.array([row[0] for row in rows], np.int64)
     counts = np.array([len(row[1]) for row in rows], np.int64)
-    text = tokens - counts
+    texts = tokens - counts
     return SampleTable(
         ids=tuple(f"s{i}" for i in range(len(rows))),
         llm_tokens=tokens,
-        text_tokens=text,
-        label_tokens=np.maximum(text - 1, 0),
+        text_tokens=texts,
+        label_tokens=np.maximum(texts - 1, 0),
         modalities=(counts > 0).astype(np.uint8),
         unit_offsets=np.cumsum([0, *counts]).astype(np.int64),
         unit_tokens=np.array([unit for row in rows for unit in row[1]], np.int64),

@@ -202,7 +202,7 @@ def test_samples_of_a_prefix_are_planned_as_trees(
         for sample in json.loads(line)["samples"]
         for member in sample["members"]
     ]
-    assert sorted(members) == sorted(row["id"] for row in rows)
+    assert sorted(members) == sorted(str(row["id"]) for row in rows)
     run(source, group_by="prefix", global_batch=7, steps=1)
     assert "trees: samples of this step that stand for several members" in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ ROUNDS = 100
 """Rounds of local search, and one more a rank."""
 MORE_WAVES = 4
 """Waves tried beyond the fewest that hold all tokens."""
-NEAR = 0.01
+NEAR = 0.003
 """A degree that ends within this of a rival may still win when it is dealt in more ways."""
 FEW = 128
 """Up to this many samples, every degree that may win is dealt in all ways."""

@@ -182,12 +182,18 @@ class _Search:
         best = self.best
         if best is None or best.makespan <= self.bound * (1 + 2 * CLOSE):
             return
+        whole = sorted((waves, value) for value, waves, way in found if not way.peeled)
+        several = [(waves, value) for waves, value in whole if waves > 1]
+        if not several:
+            return
+        waves, least = several[0]
+        way = next(way for _, _, way in found if not way.peeled)
         for percent in STRETCHED:
-            for _, waves, way in sorted(found, key=lambda entry: (len(entry[2].peeled), entry[1])):
-                if not way.peeled and waves > 1:
-                    apart = bool(len(self.problem.unit_tokens))
-                    self.attempt(way, waves, Setting(percent, node, node, False, apart))
-                    break
+            apart = bool(len(self.problem.unit_tokens))
+            value = self.attempt(way, waves, Setting(percent, node, node, False, apart))
+            if value is None or value >= least:
+                break
+            least = value
 
     def fewest(self, order: IntArray, fill: float = 1.0) -> int:
         """Waves that hold the tokens of these samples, filled to this share."""

@@ -26,7 +26,8 @@ def test_every_epoch_holds_every_sample_once_and_groups_stay_together(
     sampler = GroupSampler(
         prefixes, global_batch=batch, seed=seed, shuffle=shuffle, block=block, window=2
     )
-    steps, taken = [], 0
+    steps: list[list[int]] = []
+    taken = 0
     while taken < 3 * len(prefixes):
         steps.append(sampler.rows(len(steps)).tolist())
         taken += len(steps[-1])

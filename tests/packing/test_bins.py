@@ -71,10 +71,11 @@ def test_what_settling_says_is_what_the_microbatch_takes(data: st.DataObject) ->
     width, apart = data.draw(st.integers(1, 6)), data.draw(st.booleans())
     layout = one_microbatch(tokens, units, width)
     columns = np.array(tokens, np.int64)
+    reach = columns.astype(np.float64)
     offsets = np.cumsum([0, *map(len, units)], dtype=np.int64)
     sizes = np.array([size for own in units for size in own], np.int64)
     order, llm, encoder = settle_one(
-        layout, 0, layout.order.copy(), columns, 1.0 * columns, offsets, sizes,
+        layout, 0, layout.order.copy(), columns, reach, offsets, sizes,
         unit_columns(sizes, COSTS), 12_000, 9000, apart, True, COSTS,
     )  # fmt: skip
     room = sum(cut_tokens(size, width, 0) for size in tokens)
@@ -82,7 +83,7 @@ def test_what_settling_says_is_what_the_microbatch_takes(data: st.DataObject) ->
         assert room > 12_000 or sum(map(sum, units)) > 9000
         return
     assert sorted(order.tolist(), key=lambda i: -tokens[i]) == order.tolist()
-    loads = microbatch_ticks(layout, columns, 1.0 * columns, offsets, sizes, COSTS)
+    loads = microbatch_ticks(layout, columns, reach, offsets, sizes, COSTS)
     own = loads.parts[:, :3].sum(axis=1)
     assert loads.tokens.max() <= 12_000
     assert loads.encoder_tokens.max() <= 9000
