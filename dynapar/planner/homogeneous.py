@@ -149,9 +149,11 @@ def sharpened(
         against: A makespan that is known, in ticks: where largest differencing does not come `NEAR`
             it, and the samples are more than `FEW`, that is all. None: everything is tried.
     """
-    best = better(start, by_differencing(problem, degree, rival=start.makespan)) or start
-    many = len(problem.samples) > FEW
-    if against is not None and many and best.makespan > against * (1 + NEAR):
+    if len(problem.samples) <= FEW:
+        against = None
+    rival = start.makespan if against is None else min(start.makespan, against)
+    best = better(start, by_differencing(problem, degree, rival=rival)) or start
+    if against is not None and best.makespan > against * (1 + NEAR):
         return best
     least = floor(problem, degree)
     if best.makespan > least * (1 + CLOSE):
