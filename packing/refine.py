@@ -19,6 +19,10 @@ from .ticks import BoolArray, Coefficients, IntArray, Layout, unit_columns
 
 PARTNERS = 4
 """Microbatches that are looked at for one change, those with most room first."""
+LOOKED_AT = 64
+"""About so many samples of a microbatch are looked at for one change."""
+EFFORT = 32
+"""What is tried may cost so many times what it costs to settle the whole layout."""
 TRIALS = 3
 """Changes that are tried in truth before a part is left as it is."""
 
@@ -98,17 +102,17 @@ def _find(
     width, home = layout.width[b], layout.wave[b]
     room = (wave[home, 1 - p] - own[b, 1 - p]) * width
     best = Change(0, -1, -1, -1)
+    ours = _sampled(head, following, b)
     for c in partners:
         if c < 0:
             continue
+        theirs = _sampled(head, following, c)
         other, there = layout.width[c], layout.wave[c]
         top = min(wave[there, p], own[b, p] - 1) if there == home else wave[there, p]
         slack, spare = (top - own[c, p]) * other, (wave[there, 1 - p] - own[c, 1 - p]) * other
-        a = head[b]
-        while a >= 0:
-            back = -2
-            while back != -1:
-                back = head[c] if back == -2 else following[back]
+        for a in ours:
+            for place in range(-1, theirs.shape[0]):
+                back = theirs[place] if place >= 0 else -1
                 moved = work[a, p] - (work[back, p] if back >= 0 else 0)
                 beside = work[a, 1 - p] - (work[back, 1 - p] if back >= 0 else 0)
                 if 0 < moved <= slack and beside <= spare and -beside <= room:
@@ -117,8 +121,15 @@ def _find(
                         saved = min(saved, own[b, p] - own[c, p] - moved // other)
                     if saved > best.saved:
                         best = Change(saved, a, c, back)
-            a = following[a]
     return best
+
+
+@kernel
+def _sampled(head: IntArray, following: IntArray, b: int) -> IntArray:
+    """The samples of microbatch b, or evenly chosen ones where they are many."""
+    rows = _list(head, following, b)
+    step = 1 + rows.shape[0] // LOOKED_AT
+    return rows[::step].copy()
 
 
 @kernel
@@ -195,10 +206,13 @@ def refine(
         )
     for v in range(waves):
         _measure(parts, layout, v, costs)
-    done, trials = 0, 0
+    done, trials, effort = 0, 0, 0
+    cost = np.zeros(count, np.int64)
+    for b in range(count):
+        cost[b] = (layout.offsets[b + 1] - layout.offsets[b]) * (layout.width[b] + 8)
     partners = np.empty(0, np.int64)
     for _ in range(rounds):
-        if parts.wave.sum() <= goal:
+        if parts.wave.sum() <= goal or effort > EFFORT * cost.sum():
             break
         v, p = _worst(parts, layout, limits.ranks, costs)
         if v < 0:
@@ -214,6 +228,7 @@ def refine(
             parts.stuck[v, p] = True
             trials = 0
             continue
+        effort += cost[b] + cost[change.to]
         if _try(
             parts, layout, head, following, b, p, change, jobs, unit_offsets, unit_tokens, ticks,
             limits, costs,
