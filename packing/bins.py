@@ -12,7 +12,7 @@ from .ticks import (
     FloatArray,
     IntArray,
     Layout,
-    cut_tokens,
+    add_cuts,
     latency_ticks,
     reach_ticks,
     unit_columns,
@@ -20,6 +20,8 @@ from .ticks import (
 
 NEVER = 1 << 60
 """Later than any time."""
+SORTED_BY_HAND = 48
+"""Up to so many samples are sorted by insertion, which allocates nothing."""
 FEW = 5
 """How many samples are shared: 0, 1, ... up to one less than this, ..."""
 TRIES = FEW + 4
@@ -96,9 +98,46 @@ def _shares(
         if width > 1:
             linear, attention, exchange = reach_ticks(size, far, 1, costs)
         whole[k] = linear + attention + exchange
-        for r in range(width):
-            held[k + 1, r] = held[k, r] + cut_tokens(size, width, r)
+        held[k + 1] = held[k]
+        add_cuts(held[k + 1], 0, size, width)
     return shares
+
+
+@kernel
+def _all_shared(
+    samples: IntArray, tokens: IntArray, reach: FloatArray, capacity: int, costs: Coefficients,
+    load: IntArray,
+) -> int:  # fmt: skip
+    """As `_spread` where all ranks share every sample, without its tables."""
+    width, ticks = load.shape[0], 0
+    held = np.zeros(width, np.int64)
+    for i in samples:
+        linear, attention, exchange = reach_ticks(tokens[i], reach[i], width, costs)
+        ticks += linear + attention + exchange
+        add_cuts(held, 0, tokens[i], width)
+    if held.max() > capacity:
+        return -1
+    if samples.shape[0] == 0:
+        return 0
+    load[:] = ticks + costs.linear_rank
+    return int(ticks + costs.linear_rank + latency_ticks(width, costs))
+
+
+@kernel
+def _longest_first(chosen: IntArray, tokens: IntArray) -> IntArray:
+    """These samples, longest first; ties keep their order."""
+    count = chosen.shape[0]
+    if count > SORTED_BY_HAND:
+        return chosen[np.argsort(-tokens[chosen], kind="mergesort")]
+    out = chosen.copy()
+    for k in range(1, count):
+        i, place = out[k], k
+        size = tokens[i]
+        while place > 0 and tokens[out[place - 1]] < size:
+            out[place] = out[place - 1]
+            place -= 1
+        out[place] = i
+    return out
 
 
 @kernel
@@ -161,7 +200,10 @@ def _units_of(samples: IntArray, unit_offsets: IntArray, ticks: IntArray) -> Int
         for u in range(unit_offsets[i], unit_offsets[i + 1]):
             units[k] = u
             k += 1
-    return units[np.argsort(-ticks[units], kind="mergesort")] if amount > 1 else units
+    for k in range(1, amount):
+        if ticks[units[k]] > ticks[units[k - 1]]:
+            return units[np.argsort(-ticks[units], kind="mergesort")]
+    return units
 
 
 @kernel
@@ -194,7 +236,7 @@ def settle_one(
         ticks (0 unless `apart`).
     """
     width, count = layout.width[b], chosen.shape[0]
-    samples = chosen[np.argsort(-tokens[chosen], kind="mergesort")]
+    samples = _longest_first(chosen, tokens)
     units = _units_of(samples, unit_offsets, ticks)
     position = np.zeros(units.shape[0], np.int64)
     first, load = np.zeros(count, np.int64), np.zeros(width, np.int64)
@@ -203,18 +245,22 @@ def settle_one(
         if not place_units(units, unit_tokens, ticks, load, encoder_capacity, position):
             return samples, -1, 0
         encoder = int(load.max()) if width > 0 else 0
-    shares = _shares(samples, tokens, reach, width, costs)
+    several = mixed and width > 1
+    shares = _shares(samples[: count if several else 0], tokens, reach, width, costs)
     last = -1
-    for attempt in range(TRIES if mixed and width > 1 else 1):
+    for attempt in range(TRIES if several else 1):
         shared = count
         if attempt > 0:
             shared = min(count, attempt - 1 if attempt <= FEW else count * (attempt - FEW) // 4)
             if shared in (last, count):
                 continue
         last = shared
-        if shares.load[shared] >= best:
+        if not several:
+            value = _all_shared(samples, tokens, reach, capacity, costs, load)
+        elif shares.load[shared] >= best:
             continue
-        value = _spread(samples, tokens, shared, shares, capacity, best, costs, first, load)
+        else:
+            value = _spread(samples, tokens, shared, shares, capacity, best, costs, first, load)
         if value < 0:
             continue
         if not apart and units.shape[0] > 0:

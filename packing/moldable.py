@@ -276,8 +276,8 @@ def all_fit(jobs: Jobs, degree: int, limits: Limits) -> bool:
     for i in range(tokens.shape[0]):
         if tokens[i] > share:
             return False
-        held = jobs.share[i, degree] if inside else 0
-        easy = inside and held <= capacity and encoded[i] <= encoder_capacity
+        held = jobs.share[i, degree] if inside else shared(tokens[i], degree)
+        easy = held <= capacity and encoded[i] <= encoder_capacity
         if not easy and not fits(jobs, i, degree, limits):
             return False
     return True
@@ -293,17 +293,63 @@ def fits(jobs: Jobs, i: int, degree: int, limits: Limits) -> bool:
 
 
 @kernel
+def least_place(
+    jobs: Jobs, i: int, target: int, start: int, limits: Limits, costs: Coefficients
+) -> int:
+    """Where in `Limits.degrees`, from `start` on, the degree is that `least_degree` looks for.
+
+    -1: none fits. Two targets of which the second is no later, with the first one's place as the
+    second one's start, give what a start of 0 gives.
+    """
+    # Local names: numba counts references to what a call takes out of a structure.
+    table, share, degrees = jobs.ticks, jobs.share, limits.degrees
+    tokens, reach, encoder = jobs.tokens[i], jobs.reach[i], jobs.encoder_ticks[i]
+    encoded, size, units = jobs.encoder_tokens[i], jobs.unit_size[i], jobs.units[i]
+    unit, shadow = jobs.unit_ticks[i], jobs.shadow[i]
+    capacity, encoder_capacity = limits.capacity, limits.encoder_capacity
+    inside = table.shape[1]
+    best, best_ticks = -1, NEVER
+    for place in range(start, degrees.shape[0]):
+        degree = degrees[place]
+        held = share[i, degree] if degree < inside else shared(tokens, degree)
+        if held > capacity:
+            continue
+        if encoded > encoder_capacity:
+            if dealt_tokens(encoded, size, units, degree) > encoder_capacity:
+                continue
+        if degree < inside:
+            ticks = table[i, degree]
+        else:
+            ticks = priced(tokens, reach, encoder, degree, costs)
+        ticks += overhead(degree, costs) + remainder(unit, degree)
+        ticks = max(ticks, shadow // degree)
+        if ticks <= target:
+            return place
+        if ticks < best_ticks:
+            best, best_ticks = place, ticks
+    return best
+
+
+@kernel
 def least_degree(jobs: Jobs, i: int, target: int, limits: Limits, costs: Coefficients) -> int:
     """The least degree that fits and ends by `target`; failing that the fastest; 0: none fits."""
-    best, best_ticks = 0, NEVER
-    for degree in limits.degrees:
-        if fits(jobs, i, degree, limits):
-            ticks = alone(jobs, i, degree, costs)
-            if ticks <= target:
-                return int(degree)
-            if ticks < best_ticks:
-                best, best_ticks = int(degree), ticks
-    return best
+    place = least_place(jobs, i, target, 0, limits, costs)
+    return int(limits.degrees[place]) if place >= 0 else 0
+
+
+@kernel
+def first_misfit(jobs: Jobs, limits: Limits) -> int:
+    """The first sample that keeps within both capacities at no degree; -1: there is none."""
+    tokens, encoded = jobs.tokens, jobs.encoder_tokens
+    for i in range(tokens.shape[0]):
+        if tokens[i] <= limits.capacity and encoded[i] <= limits.encoder_capacity:
+            continue
+        place = 0
+        while place < limits.degrees.shape[0] and not fits(jobs, i, limits.degrees[place], limits):
+            place += 1
+        if place == limits.degrees.shape[0]:
+            return i
+    return -1
 
 
 @kernel
@@ -342,11 +388,17 @@ def shared_work(
 
 
 @kernel
-def work_at_degree(jobs: Jobs, degree: int, costs: Coefficients) -> int:
-    """Least rank-ticks of all samples at one degree, without the overhead of microbatches."""
-    total = 0
+def work_at_degree(jobs: Jobs, degree: int, costs: Coefficients) -> tuple[int, int]:
+    """All samples at one degree, without the overhead of microbatches.
+
+    Returns:
+        Their least rank-ticks, and the LLM ticks of the longest one on each of its ranks.
+    """
+    total, longest = 0, 0
     tokens, reach, encoders = jobs.tokens, jobs.reach, jobs.encoder_ticks
     for i in range(tokens.shape[0]):
         linear, attention, exchange = reach_ticks(tokens[i], reach[i], degree, costs)
-        total += degree * (linear + attention + exchange) + encoders[i]
-    return total
+        ticks = linear + attention + exchange
+        total += degree * ticks + encoders[i]
+        longest = max(longest, ticks)
+    return total, longest

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._jit import kernel
-from .moldable import NEVER, Jobs, Limits, alone, least_degree, next_degree
+from .moldable import NEVER, Jobs, Limits, alone, least_degree, least_place, next_degree
 from .ticks import Coefficients, IntArray
 
 SIZES = 64
@@ -33,15 +33,20 @@ def leader_targets(
         (k,) lengths in ticks, and (k,) the share of the wave's rank-ticks that would be busy.
     """
     targets, fills = np.empty(SIZES, np.int64), np.empty(SIZES, np.float64)
-    count = 0
+    count, last = 0, NEVER
+    known = np.zeros(order.shape[0], np.int64)  # places of degrees, at the last length
     base = costs.fixed + costs.linear_rank
     degree = least_degree(jobs, order[0], NEVER, limits, costs)
     while 0 < degree <= limits.largest and count < SIZES:
         target = alone(jobs, order[0], degree, costs)
+        if target > last:
+            known[:] = 0
+        last = target
         left, busy, q = limits.ranks, 0, 0
         while q < order.shape[0] and left > 0:
             i = order[q]
-            taken = least_degree(jobs, i, target, limits, costs)
+            known[q] = max(0, least_place(jobs, i, target, known[q], limits, costs))
+            taken = limits.degrees[known[q]]
             if taken == 1 and 2 * work[i] < target:
                 break
             if taken <= left:

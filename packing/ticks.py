@@ -155,6 +155,21 @@ def cut_tokens(tokens: int, degree: int, position: int) -> int:
 
 
 @kernel
+def add_cuts(held: IntArray, start: int, tokens: int, degree: int) -> None:
+    """Add `cut_tokens` of every position to `held[start : start + degree]`, by one division."""
+    pieces = 2 * degree
+    size = tokens // pieces
+    rest, carry = tokens - size * pieces, 0
+    for piece in range(pieces):
+        carry += rest
+        more = carry >= pieces
+        if more:
+            carry -= pieces
+        position = piece if piece < degree else pieces - 1 - piece
+        held[start + position] += size + more
+
+
+@kernel
 def _columns(tokens: IntArray, reach: FloatArray, degree: int, costs: Coefficients) -> IntArray:
     out = np.empty((tokens.shape[0], 3), np.int64)
     for i in range(tokens.shape[0]):
@@ -230,12 +245,12 @@ def microbatch_ticks(
             degree = layout.sample_degree[i]
             largest = max(largest, degree)
             linear, attention, exchange = reach_ticks(tokens[i], reach[i], degree, costs)
-            for position in range(degree):
-                row = base + layout.sample_first[i] + position
+            start = base + layout.sample_first[i]
+            add_cuts(held, start, tokens[i], degree)
+            for row in range(start, start + degree):
                 parts[row, 0] += linear
                 parts[row, 1] += attention
                 parts[row, 2] += exchange
-                held[row] += cut_tokens(tokens[i], degree, position)
                 busy[row] = True
             for u in range(unit_offsets[i], unit_offsets[i + 1]):
                 row = base + layout.unit_rank[u]

@@ -17,6 +17,8 @@ FEW = 128
 """Up to this many samples, every degree that may win is dealt in all ways."""
 CLOSE = 0.001
 """Multifit is left out where what is known is this close to the floor."""
+FAR = 0.02
+"""Multifit ends where its first try is so much longer than what is known."""
 HALVINGS = 6
 """Of multifit's range."""
 
@@ -66,7 +68,8 @@ def floor(problem: Problem, degree: int, waves: int = 0) -> int:
     """What no layout at this degree falls below, in ticks.
 
     The slowest rank has at least the mean of the ranks that run anything: their share of all work,
-    and a microbatch's overhead as often as memory forces one on them, once at least.
+    and a microbatch's overhead as often as memory forces one on them, once at least. And the
+    longest sample is in one of the microbatches.
 
     Args:
         problem: The step.
@@ -75,12 +78,14 @@ def floor(problem: Problem, degree: int, waves: int = 0) -> int:
     """
     jobs, limits, costs = problem.jobs, problem.limits, problem.constants
     ranks = usable_ranks(problem, degree)
-    work = int(work_at_degree(jobs, degree, costs)) // ranks
-    shared = int(overhead(degree, costs))
+    total, longest = work_at_degree(jobs, degree, costs)
+    work, shared = int(total) // ranks, int(overhead(degree, costs))
     if not waves:
         microbatches = int(jobs.tokens.sum()) // limits.capacity
-        return work + max(shared, shared * microbatches // ranks)
-    return max(work + waves * shared, waves * costs.llm_floor)
+        work += max(shared, shared * microbatches // ranks)
+    else:
+        work = max(work + waves * shared, waves * costs.llm_floor)
+    return max(work, shared + int(longest))
 
 
 def usable_ranks(problem: Problem, degree: int) -> int:
@@ -175,6 +180,8 @@ def _multifit(problem: Problem, degree: int, start: Candidate) -> Candidate | No
         middle = (low + high) // 2
         found = _grouped(problem, degree, middle, best_fit=True, waves=waves, improved=False)
         best = better(best, found)
+        if best is not None and best.makespan > start.makespan * (1 + FAR):
+            break
         reached = found is not None and found.makespan <= middle * max(1, waves)
         low, high = (low, middle) if reached else (middle, high)
     return best

@@ -13,7 +13,7 @@ from dynapar.errors import EmptyStepError, PlanError
 from dynapar.meta import SampleTable
 from dynapar.packing.balance import lay_out
 from dynapar.packing.bounds import lower_bound
-from dynapar.packing.moldable import Jobs, Limits, describe, fits
+from dynapar.packing.moldable import Jobs, Limits, describe, first_misfit
 from dynapar.packing.search import improve
 from dynapar.packing.strip import Strip
 from dynapar.packing.ticks import (
@@ -131,30 +131,29 @@ def _check_sizes(problem: Problem, degrees: tuple[int, ...]) -> None:
             f"encoder tokens; encoder_capacity is {config.encoder_capacity:,}. Raise "
             f"encoder_capacity, or leave the sample out"
         )
-    easy = (jobs.tokens <= config.capacity) & (jobs.encoder_tokens <= config.encoder_capacity)
-    for i in np.flatnonzero(~easy).tolist():
-        if any(fits(jobs, i, degree, problem.limits) for degree in degrees):
-            continue
-        name = problem.samples.ids[i]
-        ranks = f"{largest} ranks" if largest > 1 else "1 rank"
-        remedy = "add ranks"
-        if largest < problem.cluster.ranks:
-            ranks += f" ({narrowing(problem.cluster, config.rings)})"
-            remedy = "allow more ranks a sample"
-        tokens, most = int(jobs.tokens[i]), largest * config.capacity
-        if tokens > most:
-            raise PlanError(
-                f"sample {name!r} has {tokens:,} tokens; {ranks} x capacity "
-                f"{config.capacity:,} hold {most:,}. Raise capacity, {remedy}, or leave the "
-                f"sample out"
-            )
-        encoded = int(jobs.encoder_tokens[i])
+    i = int(first_misfit(jobs, problem.limits))
+    if i < 0:
+        return
+    name = problem.samples.ids[i]
+    ranks = f"{largest} ranks" if largest > 1 else "1 rank"
+    remedy = "add ranks"
+    if largest < problem.cluster.ranks:
+        ranks += f" ({narrowing(problem.cluster, config.rings)})"
+        remedy = "allow more ranks a sample"
+    tokens, most = int(jobs.tokens[i]), largest * config.capacity
+    if tokens > most:
         raise PlanError(
-            f"sample {name!r} has {tokens:,} tokens and {encoded:,} encoder tokens in "
-            f"{jobs.units[i]} units, which no degree up to {largest} deals out within capacity "
-            f"{config.capacity:,} and encoder_capacity {config.encoder_capacity:,}. Raise them, "
-            f"{remedy}, or leave the sample out"
+            f"sample {name!r} has {tokens:,} tokens; {ranks} x capacity "
+            f"{config.capacity:,} hold {most:,}. Raise capacity, {remedy}, or leave the "
+            f"sample out"
         )
+    encoded = int(jobs.encoder_tokens[i])
+    raise PlanError(
+        f"sample {name!r} has {tokens:,} tokens and {encoded:,} encoder tokens in "
+        f"{jobs.units[i]} units, which no degree up to {largest} deals out within capacity "
+        f"{config.capacity:,} and encoder_capacity {config.encoder_capacity:,}. Raise them, "
+        f"{remedy}, or leave the sample out"
+    )
 
 
 def price(problem: Problem, layout: Layout) -> Candidate:

@@ -33,6 +33,8 @@ FAR = 1.05
 """After a setting so far behind the best, the others are left out."""
 STRETCHED = (106, 112, 120)
 """Longer targets, in percent, for steps that come nowhere near the bound."""
+PUT_OFF = 0.03
+"""More waves are put off where the fewest end so far above their floor."""
 CLOSE = 0.02
 """A gap from which evening out may end the search."""
 REFINED = 100
@@ -91,6 +93,9 @@ def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
         search.fill_up(way, found)
         if search.close and search.even_out():
             return search.result(order)
+    search.go_on(found)
+    if search.close and search.even_out():
+        return search.result(order)
     found.sort(key=lambda entry: entry[0])
     choices = settings(problem)
     for _, waves, way in found[: 3 if few else 1]:
@@ -155,6 +160,8 @@ class _Search:
         self.least = max(costs.fixed + costs.linear_rank, costs.llm_floor)
         self.room = limits.ranks * limits.capacity
         self.overhead = costs.fixed + costs.linear_rank
+        self.put_off: Way | None = None
+        """A way of which only the fewest waves have been tried."""
         self.tried: set[tuple[int, int, Setting]] = set()
         """Peeled waves, other waves and setting of each attempt."""
 
@@ -274,16 +281,30 @@ class _Search:
         return best
 
     def fill_up(self, way: Way, found: list[tuple[int, int, Way]]) -> None:
-        """Try the fewest waves for what is left, then more while that helps."""
+        """Try the fewest waves for what is left, then more while that helps.
+
+        Where nothing is peeled and the fewest end far above their floor, waves that long samples
+        lead may do better: more of them wait until these have been tried.
+        """
+        self._fill(way, self.fewest(way.order), found, patient=not way.peeled)
+
+    def go_on(self, found: list[tuple[int, int, Way]]) -> None:
+        """Try more waves for what `fill_up` has put off."""
+        if self.put_off is not None and not self.good:
+            self._fill(self.put_off, self.fewest(self.put_off.order) + 1, found, patient=False)
+
+    def _fill(
+        self, way: Way, first: int, found: list[tuple[int, int, Way]], *, patient: bool
+    ) -> None:
         fewest = self.fewest(way.order)
         node = min(self.problem.limits.node, self.problem.limits.largest)
-        a_rank = len(way.order) / (self.problem.limits.ranks * fewest)
-        setting = Setting(102, min(node, 4 if a_rank <= 4 else 2), 1, False)
+        setting = Setting(102, min(node, 2), min(node, 2), False)
         if len(self.problem.unit_tokens):
             setting = settings(self.problem)[0]
         last: int | None = None
-        for waves in range(fewest, max(fewest + 2, fewest * 7 // 5 + 1) + 1):
-            if self.best is not None and self.floor(way, waves) >= self.best.makespan:
+        for waves in range(first, max(fewest + 2, fewest * 7 // 5 + 1) + 1):
+            floor = self.floor(way, waves)
+            if self.best is not None and floor >= self.best.makespan:
                 break
             value = self.attempt(way, waves, setting)
             if self.good:
@@ -291,6 +312,9 @@ class _Search:
             if value is not None and len(way.order):
                 found.append((value, waves, way))
             if not len(way.order) or (last is not None and (value is None or value > last)):
+                break
+            if patient and (value is None or value > floor * (1 + PUT_OFF)):
+                self.put_off = way
                 break
             last = value if value is not None else last
 
