@@ -38,15 +38,21 @@ Encoder parts last, together, at least `apart` = max(encoder_floor * the waves t
 tokens need, `whole_units`). So LLM work + R * V * (f + h) <= R * (L - apart), and V * m <= L -
 apart.
 
-**A long wave.** The wave of sample i has an LLM part of at least T, the least of f + h + l(d) +
-c_i(d) over the degrees at which it fits. All samples of that wave together have at most R *
-capacity tokens, so of the least work of all samples, U in total, at most K is done in it: what a
+**A long wave.** Let sample i have degree d. The wave of sample i then has an LLM part of T or more,
+where T = f + h + l(d) + c_i(d) is at least what each of its d ranks takes; say it lasts T + t. Of
+the other samples' least work, U - w_i in total, these d ranks do at most d * t in that wave. The
+other R - d ranks hold at most (R - d) * capacity tokens in it, so they do at most K: what a
 knapsack of so many tokens holds, where samples may be cut. The other waves, of which there are at
-least V - 1, do the rest: their LLM parts last at least (U - K) / R + (V - 1) * (f + h), and at
-least (V - 1) * m. So all waves last at least T more than that, and `apart`. Where capacity keeps
-the other ranks of a long wave from being filled, this is what is left of it. (Densities are rounded
+least V - 1, do the rest: their LLM parts last at least (U - w_i - K - d * t) / R + (V - 1) * (f +
+h), and at least (V - 1) * m. Since d <= R, all LLM parts together last least at t = 0, and `apart`
+comes on top; the least over all degrees d at which i fits is a bound. Where capacity keeps the
+other ranks of a long wave from being filled, this is what is left of it. (Densities are rounded
 down to 1 / 1024 tick a token, which changes what the knapsack holds by less than R * capacity /
-1024 + 1.)
+1024 + 1. And a sample that is on some of the d ranks and on others may, since its chunks are whole
+tokens, do on the others what up to four more tokens would do. On the d ranks it then lasts w / D or
+more, D being the largest degree, which costs (R - d) / R * w / D, while four tokens of the density
+p at which the knapsack is full save 4 * p / R. So the knapsack is given four more tokens for each
+sample with w * (R - d) <= 4 * p * D.)
 
 **Whole units.** The encoder parts of all waves last at least as long as what any one rank encodes
 in the step, since each lasts as long as its slowest rank. Some rank encodes at least the mean, and
@@ -317,27 +323,30 @@ def long_wave(own: IntArray, step: _Step, jobs: Jobs, limits: Limits, costs: Coe
         costs: The coefficients.
     """
     base, i = costs.fixed + costs.linear_rank, np.argmax(own)
-    longest = 1 << 60
+    waves, ranks, capacity = step.waves - 1, limits.ranks, limits.capacity
+    rest = own.sum() - own[i]
+    dense = np.argsort(-(own * 1024 // jobs.tokens), kind="mergesort")
+    dense = dense[dense != i]
+    tokens, work = np.cumsum(jobs.tokens[dense]), np.cumsum(own[dense])
+    least = 1 << 60
     for degree in limits.degrees:
-        if _ceil(jobs.tokens[i], degree) <= limits.capacity:
-            linear, attention, exchange = reach_ticks(jobs.tokens[i], jobs.reach[i], degree, costs)
-            latency = latency_ticks(degree, costs)
-            longest = min(longest, base + latency + linear + attention + exchange)
-    total, room = own.sum(), limits.ranks * limits.capacity
-    others = step.waves - 1
-    held = total
-    if step.tokens > room and longest > total // (limits.ranks * step.waves):
-        held, left = room // 1024 + 1, room
-        density = own * 1024 // jobs.tokens
-        for k in np.argsort(-density, kind="mergesort"):
-            tokens = jobs.tokens[k]
-            if tokens > left:
-                held += _ceil(own[k] * left, tokens)
-                break
-            held += own[k]
-            left -= tokens
-    rest = max(0, total - held) // limits.ranks + others * base
-    return int(step.apart + longest + max(rest, others * max(base, costs.llm_floor)))
+        if _ceil(jobs.tokens[i], degree) > capacity:
+            continue
+        linear, attention, exchange = reach_ticks(jobs.tokens[i], jobs.reach[i], degree, costs)
+        longest = base + latency_ticks(degree, costs) + linear + attention + exchange
+        room, held = (ranks - degree) * capacity, rest
+        k = np.searchsorted(tokens, room, side="right")
+        if k < dense.shape[0] and degree < ranks:
+            most = 4 * limits.largest * own[dense[k]] // (jobs.tokens[dense[k]] * (ranks - degree))
+            room += 4 * (own <= most).sum()
+            k = np.searchsorted(tokens, room, side="right")
+        if k < dense.shape[0]:
+            before, done = (tokens[k - 1], work[k - 1]) if k > 0 else (0, 0)
+            held = done + _ceil(own[dense[k]] * (room - before), jobs.tokens[dense[k]])
+            held += ranks * capacity // 1024 + 1
+        after = max(0, rest - held) // ranks + waves * base
+        least = min(least, longest + max(after, waves * max(base, costs.llm_floor)))
+    return int(step.apart + least)
 
 
 @kernel

@@ -16,6 +16,9 @@ import numpy as np
 from ._jit import kernel
 from .ticks import IntArray
 
+SORTED_BY_HAND = 16
+"""Up to so many sums are sorted by insertion, which allocates nothing else."""
+
 
 class _Pool(NamedTuple):
     """Partitions of n weights: their bins that are not empty, fullest first.
@@ -49,6 +52,22 @@ def _compact(pool: _Pool, partitions: int) -> int:
 
 
 @kernel
+def _fullest_first(sums: IntArray) -> IntArray:
+    """Where these sums stand when sorted, fullest first; ties keep their order."""
+    count = sums.shape[0]
+    if count > SORTED_BY_HAND:
+        return np.argsort(-sums, kind="mergesort")
+    ranking = np.arange(count)
+    for k in range(1, count):
+        place, own = k, sums[k]
+        while place > 0 and sums[ranking[place - 1]] < own:
+            ranking[place] = ranking[place - 1]
+            place -= 1
+        ranking[place] = k
+    return ranking
+
+
+@kernel
 def _join(pool: _Pool, a: int, b: int, bins: int, to: int) -> int:
     """Write the joined partition of a and b at `to`; returns its bins."""
     sums, firsts = pool.sums, pool.firsts
@@ -59,7 +78,7 @@ def _join(pool: _Pool, a: int, b: int, bins: int, to: int) -> int:
         p, q = one_end + k, other_end + both - 1 - k
         sums[p] += sums[q]
         pool.joined[firsts[q]] = firsts[p]
-    ranking = np.argsort(-sums[one_end : one_end + both], kind="mergesort")
+    ranking = _fullest_first(sums[one_end : one_end + both])
     count = int(one_end - one + other_end - other + both)
     shared = 0
     for k in range(to, to + count):  # three runs, each from its fullest bin down

@@ -314,9 +314,11 @@ def least_place(
         held = share[i, degree] if degree < inside else shared(tokens, degree)
         if held > capacity:
             continue
+        dealt = encoded  # what one rank gets at most is at most all
         if encoded > encoder_capacity:
-            if dealt_tokens(encoded, size, units, degree) > encoder_capacity:
-                continue
+            dealt = dealt_tokens(encoded, size, units, degree)
+        if dealt > encoder_capacity:
+            continue
         if degree < inside:
             ticks = table[i, degree]
         else:

@@ -19,6 +19,7 @@ from dynapar.plan import StepPlan
 from dynapar.planner.ahead import plan_ahead as plan_ahead
 from dynapar.planner.build import assemble as assemble
 from dynapar.planner.build import to_plan
+from dynapar.planner.choose import choose
 from dynapar.planner.config import PlannerConfig as PlannerConfig
 from dynapar.planner.equal import (
     best_equal_homogeneous,
@@ -34,7 +35,7 @@ from dynapar.planner.homogeneous import (
     fits_all,
     homogeneous_degrees,
 )
-from dynapar.planner.problem import make_problem
+from dynapar.planner.problem import make_problem, steadied
 from dynapar.planner.random import random_plan as random_plan
 from dynapar.planner.recompute import plan_within
 from dynapar.planner.step import best_step
@@ -48,7 +49,8 @@ def plan_step(
 
     Long samples are shared by rings of ranks, short ones packed on single ranks or on rings that
     have time left; several such schedules are built, improved and simulated, the best homogeneous
-    one among them, and the shortest is taken. Of fewer than `FEWER_THAN` samples on a small cluster
+    one among them, and the shortest is taken, or one that is hardly longer and strays less
+    (`planner.choose`). Of fewer than `FEWER_THAN` samples on a small cluster
     (`packing.exact`) all plans are tried, within a count; the plan says whether it is `optimal`.
 
     Args:
@@ -74,26 +76,24 @@ def plan_step(
     bound = problem.bound()
     if config.equal_counts:
         dynamic, degree, homogeneous = equal_candidates(problem, bound)
+        others, single = [], [homogeneous] if homogeneous is not None else []
     else:
         find = best_waves if problem.lockstep else best_step
-        dynamic = find(problem, order, bound)
-        degree, homogeneous = best_homogeneous(problem, rival=dynamic.makespan)
-        if problem.lockstep and homogeneous is not None:
-            dynamic = evened_single(problem, dynamic, homogeneous, bound)
-    dynamic, least = search_few(problem, dynamic, homogeneous, bound)
-    found, single = dynamic, False
-    if homogeneous is not None:
-        within = homogeneous.makespan * (1.0 - config.gate)
-        if homogeneous.makespan <= dynamic.makespan or dynamic.makespan >= within > 0:
-            found, single = homogeneous, True
+        dynamic, *others = find(problem, order, bound)
+        degree, single = best_homogeneous(problem, bound, rival=dynamic.makespan)
+        if problem.lockstep and single:
+            dynamic = evened_single(problem, dynamic, single[0], bound)
+    known = single[0].makespan if single else 0
+    dynamic, least = search_few(problem, dynamic, known, bound)
+    choice = choose(problem, [dynamic, *others], single)
     return to_plan(
         problem,
-        found,
+        choice.candidate,
         bound=bound,
-        homogeneous=(degree, homogeneous.makespan if homogeneous else 0),
-        chosen="homogeneous" if single else "dynamic",
+        homogeneous=(degree, known),
+        chosen="homogeneous" if choice.single else "dynamic",
         seconds=time.perf_counter() - began,
-        optimal=found.makespan <= least,
+        optimal=choice.candidate.makespan <= least,
     )
 
 
@@ -134,12 +134,17 @@ def homogeneous_plan(
         )
     equal = config.equal_counts
     if degree is None:
-        best = best_equal_homogeneous(problem) if equal else best_homogeneous(problem)
-        degree, found = best
+        if equal:
+            degree, found = best_equal_homogeneous(problem)
+        else:
+            degree, all_found = best_homogeneous(problem, problem.bound())
+            found = all_found[0] if all_found else None
     elif not fits_all(problem, degree):
         found = None
     else:
         found = equal_at_degree(problem, degree) if equal else at_degree(problem, degree)
+    if found is not None and not equal:
+        found = steadied(problem, found)
     fitting = fits_all(problem, degree) if degree else bool(homogeneous_degrees(problem))
     if found is None and equal and fitting:
         raise no_way(problem)

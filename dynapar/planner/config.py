@@ -22,6 +22,10 @@ class PlannerConfig:
     """Where ranks meet: "step" (DDP) or "microbatch" (fully sharded parameters)."""
     gate: float = 0.0
     """The homogeneous plan is taken unless the dynamic one is shorter by more than this share."""
+    noise: float = 0.05
+    """How far a microbatch's time strays: the sigma of its logarithm; a rank's strays by two fifths
+    of that. Among layouts that are hardly longer the one of the least expected makespan is taken;
+    0: the shortest one."""
     max_degree: int | None = None
     """Ranks of the largest ring; None for all of the cluster's."""
     degrees: Degrees = "any"
@@ -50,6 +54,8 @@ class PlannerConfig:
             )
         if not 0.0 <= self.gate < 1.0:
             raise ConfigError(f"PlannerConfig.gate is {self.gate}; expected 0 or more, below 1")
+        if not 0.0 <= self.noise < 1.0:
+            raise ConfigError(f"PlannerConfig.noise is {self.noise}; expected 0 or more, below 1")
         try:
             self.rings  # noqa: B018
         except ConfigError as error:

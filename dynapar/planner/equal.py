@@ -96,7 +96,7 @@ def no_way(problem: Problem) -> PlanError:
 def best_equal(problem: Problem, bound: int) -> Candidate | None:
     """The best layout found of any degrees; None where none was found."""
     waved = in_waves(problem)
-    best = filled(problem, waves_of(best_waves(waved, problem.order, bound).layout))
+    best = filled(problem, waves_of(best_waves(waved, problem.order, bound)[0].layout))
     if best is None or len(problem.samples) <= FEW * problem.limits.ranks:
         for waves in _dealt(problem):
             best = better(best, filled(problem, waves))
@@ -106,8 +106,8 @@ def best_equal(problem: Problem, bound: int) -> Candidate | None:
 def best_equal_homogeneous(problem: Problem) -> tuple[int, Candidate | None]:
     """The best layout found with one degree, and the degree; (0, None) where there is none."""
     waved = in_waves(problem)
-    degree, found = best_homogeneous(waved)
-    best = None if found is None else _spread(problem, waves_of(found.layout), degree)
+    degree, all_found = best_homogeneous(waved, waved.bound())
+    best = _spread(problem, waves_of(all_found[0].layout), degree) if all_found else None
     if best is not None:
         return degree, best
     for other in homogeneous_degrees(problem):

@@ -7,23 +7,21 @@ from dynapar.planner.problem import Candidate, Problem, price
 
 
 def search_few(
-    problem: Problem, dynamic: Candidate, homogeneous: Candidate | None, bound: int
+    problem: Problem, dynamic: Candidate, homogeneous: int, bound: int
 ) -> tuple[Candidate, int]:
     """Look for a layout that is shorter than both, where samples, ranks and units are few.
 
     Args:
         problem: The step, with at least one sample.
         dynamic: The best dynamic layout known.
-        homogeneous: The best of one degree.
+        homogeneous: Makespan of the best one of one degree, in ticks; 0 where there is none.
         bound: The lower bound, in ticks.
 
     Returns:
         The best dynamic layout, and a makespan that none is below: the shorter one's, where the
         search could prove that, else the bound.
     """
-    rival = dynamic.makespan
-    if homogeneous is not None:
-        rival = min(rival, homogeneous.makespan)
+    rival = min(dynamic.makespan, homogeneous or dynamic.makespan)
     limits, units = problem.limits, problem.unit_tokens
     if (
         rival <= bound

@@ -38,18 +38,23 @@ def fits_all(problem: Problem, degree: int) -> bool:
     return bool(all_fit(problem.jobs, degree, problem.limits))
 
 
-def best_homogeneous(problem: Problem, *, rival: int | None = None) -> tuple[int, Candidate | None]:
-    """The best degree and its layout; (0, None) where no single degree fits all samples.
+def best_homogeneous(
+    problem: Problem, bound: int, *, rival: int | None = None
+) -> tuple[int, list[Candidate]]:
+    """The best degree and its layout, then those of other degrees.
+
+    (0, []) where no single degree fits all samples.
 
     Args:
         problem: The step.
+        bound: Its lower bound, in ticks.
         rival: A makespan that is known, in ticks. A degree whose floor is not below it cannot win
             and is dealt in one way, to price it, unless the samples are `FEW`. None: every degree
             that may be the best is dealt in all ways.
     """
-    bound = problem.bound()
     floors = {d: max(bound, floor(problem, d)) for d in homogeneous_degrees(problem)}
     best_degree, best = 0, None
+    others: list[Candidate] = []
     few = len(problem.samples) <= FEW
     for degree in sorted(floors, key=lambda d: (floors[d], d)):
         if best is not None and floors[degree] >= best.makespan:
@@ -59,9 +64,14 @@ def best_homogeneous(problem: Problem, *, rival: int | None = None) -> tuple[int
         if found is not None and not hopeless and found.makespan > floors[degree]:
             known = [each for each in (rival, best and best.makespan) if each is not None]
             found = sharpened(problem, degree, found, against=min(known, default=None))
-        if found is not None and (best is None or found.makespan < best.makespan):
-            best_degree, best = degree, found
-    return best_degree, best
+        if found is None:
+            continue
+        if best is not None and found.makespan >= best.makespan:
+            others.append(found)
+            continue
+        others += [best] if best is not None else []
+        best_degree, best = degree, found
+    return best_degree, [best, *others] if best is not None else []
 
 
 def floor(problem: Problem, degree: int, waves: int = 0) -> int:

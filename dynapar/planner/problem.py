@@ -14,6 +14,7 @@ from dynapar.meta import SampleTable
 from dynapar.packing.balance import lay_out
 from dynapar.packing.bounds import lower_bound
 from dynapar.packing.moldable import Jobs, Limits, describe, first_misfit
+from dynapar.packing.runs import even_runs
 from dynapar.packing.search import improve
 from dynapar.packing.strip import Strip
 from dynapar.packing.ticks import (
@@ -216,6 +217,23 @@ def polish(problem: Problem, strip: Strip, *, rounds: int, goal: int = 0) -> Non
     mean = int((strip.machine_end[:count] * widths).sum()) // max(1, int(widths.sum()))
     goal = max(goal, mean + mean // 500)
     improve(strip, problem.order, rounds, goal, problem.jobs, problem.limits, problem.constants)
+
+
+def steadied(problem: Problem, found: Candidate) -> Candidate:
+    """A layout whose ranks' runs of microbatches are evened out, which ends no later.
+
+    Args:
+        problem: The step.
+        found: Any layout of it; one in waves is left as it is.
+    """
+    if problem.lockstep or len(found.layout.first) <= 1:
+        return found
+    layout = Layout(*(column.copy() for column in found.layout))
+    changed = even_runs(
+        layout, found.loads.ticks, problem.jobs, problem.unit_offsets, problem.unit_tokens,
+        problem.limits, problem.constants,
+    )  # fmt: skip
+    return price(problem, layout) if changed else found
 
 
 def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:

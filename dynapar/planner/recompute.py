@@ -128,6 +128,7 @@ class _Best:
                 capacity=limits.capacity,
                 encoder_capacity=limits.encoder_capacity,
                 gate=0.0,
+                noise=0.0,
             )
             try:
                 plan = planner(samples, step=step, cluster=cluster, costs=priced, config=own)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dynapar.packing.construct import construct
 from dynapar.packing.ticks import IntArray
-from dynapar.planner.problem import Candidate, Problem, better, candidate, polish
+from dynapar.planner.problem import Candidate, Problem, candidate, polish
 
 GOOD = 0.01
 """Stop at a gap of this."""
@@ -94,12 +94,12 @@ def attempt(
     return candidate(problem, strip, waves=waves)
 
 
-def best_step(problem: Problem, order: IntArray, bound: int) -> Candidate:
-    """The best dynamic layout found; the first within `GOOD` of the bound ends the search."""
+def best_step(problem: Problem, order: IntArray, bound: int) -> list[Candidate]:
+    """The dynamic layouts found, the shortest first; one within `GOOD` of the bound is enough."""
     rounds = ROUNDS + 2 * problem.limits.ranks
-    best: Candidate | None = None
+    found: list[Candidate] = []
     for setting in settings(problem):
-        found = attempt(
+        tried = attempt(
             problem,
             order,
             target=bound * setting.percent // 100 + 1,
@@ -107,10 +107,13 @@ def best_step(problem: Problem, order: IntArray, bound: int) -> Candidate:
             goal=bound + bound // 500,
             rounds=rounds,
         )
-        best = better(best, found)
-        if best is not None and best.makespan <= bound * (1 + GOOD):
+        if tried is None:
+            continue
+        found.append(tried)
+        if tried.makespan <= bound * (1 + GOOD):
             break
-    return best if best is not None else one_by_one(problem, order)
+    found.sort(key=lambda each: each.makespan)
+    return found or [one_by_one(problem, order)]
 
 
 def one_by_one(problem: Problem, order: IntArray) -> Candidate:

@@ -84,8 +84,8 @@ def join(layouts: tuple[Layout, ...]) -> Layout:
     )
 
 
-def best_waves(problem: Problem, order: IntArray, bound: int) -> Candidate:
-    """The best dynamic layout found; the first within `GOOD` of the bound ends the search."""
+def best_waves(problem: Problem, order: IntArray, bound: int) -> list[Candidate]:
+    """The dynamic layouts found, the shortest first; one within `GOOD` of the bound is enough."""
     search = _Search(problem, bound)
     few = len(order) <= FEW
     found: list[tuple[int, int, Way]] = []
@@ -150,6 +150,7 @@ class _Search:
         self.problem = problem
         self.bound = bound
         self.best: Candidate | None = None
+        self.found: list[Candidate] = []
         self.evened: Candidate | None = None
         """The best one when it was last evened out."""
         limits, costs = problem.limits, problem.constants
@@ -174,8 +175,10 @@ class _Search:
         """Whether evening the best layout out may make it good."""
         return self.best is not None and self.best.makespan <= self.bound * (1 + CLOSE)
 
-    def result(self, order: IntArray) -> Candidate:
-        return self.best if self.best is not None else one_by_one(self.problem, order)
+    def result(self, order: IntArray) -> list[Candidate]:
+        if self.best is None:
+            return [one_by_one(self.problem, order)]
+        return [self.best, *(each for each in self.found if each is not self.best)]
 
     def even_out(self) -> bool:
         """Move samples between the microbatches of the best layout; whether it is good now."""
@@ -331,6 +334,7 @@ class _Search:
                 return None
             layouts = (*layouts, layout)
         found = price(self.problem, join(layouts))
+        self.found.append(found)
         if self.best is None or found.makespan < self.best.makespan:
             self.best = found
         return found.makespan

@@ -58,6 +58,9 @@ class PlannerSection:
     """Whether all ranks run equally many microbatches."""
     gate: float = 0.0
     """Prefer one degree for all where it is within this share of the dynamic makespan."""
+    noise: float = 0.05
+    """How far a microbatch's time strays from its prediction (sigma of its logarithm): among
+    layouts that are hardly longer the one of the least expected time is taken; 0: the shortest."""
     scheduler: Scheduler = "dynamic"
     """Which planner."""
     degree: int | None = None
@@ -85,7 +88,7 @@ class PlannerSection:
                     f"degree is {self.degree} with scheduler {self.scheduler!r}; expected none. "
                     'Set scheduler: homogeneous, or limit the degree by "max_degree"'
                 )
-        _at_least(0, gate=self.gate)
+        _at_least(0, gate=self.gate, noise=self.noise)
         if self.sync != "step":
             raise ConfigError(
                 f"sync is {self.sync!r}; expected 'step' for training, since every rank holds the "

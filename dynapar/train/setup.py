@@ -236,6 +236,7 @@ def planner_config(config: RunConfig) -> PlannerConfig:
         memory=memory_of(config),
         sync=section.sync,
         gate=section.gate,
+        noise=section.noise,
         max_degree=section.max_degree,
         degrees=section.degrees,
         windows=section.windows,

@@ -86,10 +86,14 @@ def test_equal_units_are_dealt_whole() -> None:
     assert whole_units(np.array([9, 8, 7, 6, 5], np.int64), 4) == 11
 
 
-def test_a_long_wave_cannot_be_filled_beyond_memory() -> None:
-    """Two ranks share a long sample for long; memory keeps the other two from all other samples."""
+@pytest.mark.parametrize("longest", [65_536, 49_152])
+def test_a_long_wave_cannot_be_filled_beyond_memory(longest: int) -> None:
+    """Two ranks share a long sample for long; memory keeps the other two from all other samples.
+
+    The two have no time for others, whether or not they have room.
+    """
     capacity, cluster = 32_768, Cluster.parse("1x4")
-    lengths = np.array([2 * capacity, *[capacity // 4] * 24], np.int64)
+    lengths = np.array([longest, *[capacity // 4] * 24], np.int64)
     samples = SampleTable(
         ids=tuple(f"s{i}" for i in range(len(lengths))),
         llm_tokens=lengths,
@@ -106,10 +110,10 @@ def test_a_long_wave_cannot_be_filled_beyond_memory() -> None:
     plan = plan_step(samples, step=0, cluster=cluster, costs=costs, config=config)
     ticks = coefficients(costs, ranks_per_node=4)
     base = ticks.fixed + ticks.linear_rank
-    long = sum(sample_ticks(2 * capacity, 2, ticks)) + latency_ticks(2, ticks) + base
+    long = sum(sample_ticks(longest, 2, ticks)) + latency_ticks(2, ticks) + base
     short = sum(sample_ticks(capacity // 4, 1, ticks))
     # The long wave has room for 8 of the 24; four ranks share the other 16 in one wave or more.
     wanted = long + 16 * short // 4 + base
     assert wanted - 100 <= plan.lower_bound <= wanted + 100
     assert plan.makespan <= 1.01 * wanted
-    assert (2 * long + 24 * short) // 4 + 2 * base < 0.9 * wanted
+    assert (2 * long + 24 * short) // 4 + 2 * base < 0.93 * wanted
