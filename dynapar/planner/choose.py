@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from dynapar.packing.exact import FEWER_THAN
 from dynapar.packing.noise import Stray, expected_ticks, stray
+from dynapar.planner.homogeneous import sharpened
 from dynapar.planner.problem import Candidate, Problem, steadied
 
 RANK_SHARE = 0.4
@@ -66,6 +67,11 @@ def choose(problem: Problem, dynamic: Sequence[Candidate], single: Sequence[Cand
         worth = _worth(problem, found)
         if worth < least:
             best, least = Choice(found, each.single), worth
+    if best.single and not shortest.single:  # no longer than `homogeneous_plan`'s at this degree
+        degree = int(best.candidate.layout.sample_degree[0])
+        return best._replace(
+            candidate=steadied(problem, sharpened(problem, degree, best.candidate))
+        )
     return best
 
 
