@@ -29,7 +29,7 @@ SchemeAsked = Literal["auto", "staged", "ulysses", "hybrid"]
 """By price; rows of keys in stages; heads shared by the whole ring; heads shared in groups."""
 
 SHOWN = 6
-"""Degrees of which `describe` speaks: the smallest of those that a run may have."""
+"""Degrees of which `describe` speaks; of more that a run may have, powers of two and the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class SchemeRules:
 
     def __str__(self) -> str:
         groups = "" if self.share is None else f" in groups of {self.share}"
-        stages = "" if self.stages is None else f" in {self.stages} stages"
+        stages = "" if self.stages is None else f", stages {self.stages}"
         return f"{self.scheme}{groups}{stages}"
 
 
@@ -140,7 +140,7 @@ class Schemes:
         """
         layer, links = self._layer(tokens, *_causal(len(ranks), tokens)), self._links(ranks)
         mine = self.of_causal(ranks, tokens)
-        staged = select(len(ranks), name="staged", stages=self.rules.stages)
+        staged = select(len(ranks), name="staged")
         seconds = [
             price(layer, links, share=each.share, stages=each.stages).seconds
             for each in (mine, staged)
@@ -214,10 +214,13 @@ def describe(schemes: Schemes, rings: Sequence[Sequence[int]], *, capacity: int)
     rings = [ring for ring in rings if len(ring) > 1]
     if not rings:
         return ["attention: no rings, each sample is on one rank"]
-    shown = rings[:SHOWN]
+    shown = rings
+    if len(rings) > SHOWN:
+        powers = [ring for ring in rings[:-1] if len(ring) & (len(ring) - 1) == 0]
+        shown = [*powers[: SHOWN - 1], rings[-1]]
     parts = [f"degree {len(ring)} {_of_degree(schemes, ring, capacity)}" for ring in shown]
-    more = f"; and so on to degree {len(rings[-1])}" if len(rings) > len(shown) else ""
-    lines = [f"attention: {_reason(schemes)}: {'; '.join(parts)}{more}"]
+    between = "; those between alike" if len(rings) > len(shown) else ""
+    lines = [f"attention: {_reason(schemes)}: {'; '.join(parts)}{between}"]
     return lines + _apart(schemes, shown, capacity)
 
 
@@ -257,7 +260,7 @@ def _apart(schemes: Schemes, rings: Sequence[Sequence[int]], capacity: int) -> l
     """What a scheme that was asked for changes, against what plans are priced by."""
     lines = []
     rules, costs = schemes.rules, schemes.costs
-    others = [ring for ring in rings if schemes.at(len(ring)).share > 1]
+    others = [ring for ring in rings if schemes.at(len(ring)) != select(len(ring), name="staged")]
     if costs is not None and not schemes.priced and others:
         text = "attention: plans price rings as staged"
         if schemes.figures:
@@ -265,10 +268,10 @@ def _apart(schemes: Schemes, rings: Sequence[Sequence[int]], capacity: int) -> l
                 f"{schemes.over_staged(ring, capacity):.2f} at degree {len(ring)}"
                 for ring in others
             )
-            text += f"; {rules.scheme} takes, of that, by the same costs {ratios}"
-            text += f" (a causal sequence of {capacity:,} tokens a rank)"
+            text += f"; by the same costs their attention takes {ratios} of that "
+            text += f"(a causal sequence of {capacity:,} tokens a rank)"
         else:
-            text += f", by costs {costs.name} that do not say what {rules.scheme} takes"
+            text += f", by costs {costs.name} that do not say what {rules} takes"
         lines.append(text)
     if costs is not None and costs.measured_on is not None:
         theirs, ours = costs.measured_on.attention, measured_as(rules)
