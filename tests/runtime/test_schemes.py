@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
 from dynapar.attention.exchange import Transport
@@ -31,7 +33,7 @@ from tests.models import gradients, worst_error
 from tests.plans import Written, hand_plan
 from tests.runtime import masked_models
 from tests.runtime.masked_models import MODELS, make_sample, make_samples
-from tests.runtime.test_mask_gradients import TREE, tree_and_branches
+from tests.runtime.test_mask_gradients import keep_attention, tree_and_branches
 
 STEP: list[Written] = [
     ([0, 1, 2, 3], {0: [0, 1, 2, 3], 1: [3, 0], 2: [2]}),
@@ -196,7 +198,6 @@ def check_trees(rank: int) -> OrderLog:
     log = OrderLog(rank)
     transport = base_transport(log)
     tree, branches = tree_and_branches()
-    assert len(TREE) > 2
     other = make_sample(3, [29])
     step: list[Written] = [([2, 0, 1, 3], {0: [2, 0, 1, 3], 1: [0, 2]})]
     number = 0
@@ -217,24 +218,27 @@ def test_a_tree_has_the_gradient_of_its_branches(tmp_path: Path) -> None:
 
 
 def check_recomputation(rank: int) -> OrderLog:
-    """Bit for bit the same, with the trades of each layer made again."""
+    """Bit for bit the same, with the trades of each layer made again, or attention kept."""
     log = OrderLog(rank)
     transport = base_transport(log)
     for kind, name in (("gemma3", "ulysses"), ("gpt_oss", "hybrid 2x2"), ("llama", "auto")):
         samples, found, counts = samples_of(kind), [], []
-        for again in (False, True):
+        selective = partial(create_selective_checkpoint_contexts, keep_attention)
+        for how in (None, {}, {"context_fn": selective}):
             model = masked_models.make_model(kind)
-            if again:
-                model.gradient_checkpointing_enable({"use_reentrant": False})
+            if how is not None:
+                model.gradient_checkpointing_enable({"use_reentrant": False, **how})
             before = len(log.operations)
             got, _ = planned(model, samples, STEP, transport, log, SCHEMES[name])
             found.append(got)
             counts.append(Counter(op.operation for op in log.operations[before:]))
-        kept, twice = counts
+        once, twice, kept = counts
         for operation in ("attention forward trade", "attention forward rows"):
-            assert twice[operation] == 2 * kept[operation], (kind, operation)
-        assert kept["attention forward trade"] > 0
-        assert all(torch.equal(found[1][key], found[0][key]) for key in found[0]), kind
+            assert twice[operation] == 2 * once[operation], (kind, operation)
+            assert kept[operation] == once[operation], (kind, operation)
+        assert once["attention forward trade"] > 0
+        for other in found[1:]:
+            assert all(torch.equal(other[key], found[0][key]) for key in other), kind
     return log
 
 

@@ -93,7 +93,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=str,
 )
 def test_a_run_goes_on_under_another_scheme(
-    attention: dict[str, object], staged: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    attention: dict[str, object], staged: Path, tmp_path: Path
 ) -> None:
     """The gradient is the same, so a checkpoint has no scheme."""
     write_run(tmp_path)
@@ -126,12 +126,26 @@ def test_a_run_goes_on_under_another_scheme(
         }  # fmt: skip
     else:
         assert used == {"exchange"}
-    out = capfd.readouterr().out
-    assert "attention: staged, as configured: degree 2 staged" in out
-    if "scheme" not in attention:
-        assert "attention: auto, stages 1, the cheapest by costs h100_7b (not measured here)" in out
-    if attention.get("pool"):
-        assert "attention: a pool of 6 process groups, one for each window" in out
+
+
+def test_a_run_says_what_it_takes(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    for attention, said in (
+        ({"scheme": "staged"}, ["attention: staged, as configured: degree 2 staged; "]),
+        (
+            {"pool": True},
+            [
+                "attention: auto, the cheapest by costs h100_7b (not measured here): degree 2 ",
+                "attention: a pool of 6 process groups, one for each window",
+            ],
+        ),
+        ({"scheme": "ulysses"}, ["attention: ulysses, as", "attention: plans price", "of 3 or"]),
+    ):
+        config = read_run_config(write_config(tmp_path, attention=attention))
+        schemes = make_schemes(config, costs=load_costs(None), ranks=4)
+        lines = describe_attention(config, schemes, ranks=4)
+        assert len(lines) == len(said)
+        assert all(part in line for part, line in zip(said, lines, strict=True)), lines
 
 
 def test_a_pool_of_too_many_groups_is_refused(tmp_path: Path) -> None:
