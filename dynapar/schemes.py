@@ -257,29 +257,35 @@ def _of_degree(schemes: Schemes, ring: Sequence[int], capacity: int) -> str:
 
 
 def _apart(schemes: Schemes, rings: Sequence[Sequence[int]], capacity: int) -> list[str]:
-    """What a scheme that was asked for changes, against what plans are priced by."""
+    """How rings that are not staged stand to what plans are priced by."""
     lines = []
     rules, costs = schemes.rules, schemes.costs
-    others = [ring for ring in rings if schemes.at(len(ring)) != select(len(ring), name="staged")]
-    if costs is not None and not schemes.priced and others:
-        text = "attention: plans price rings as staged"
-        if schemes.figures:
-            ratios = ", ".join(
-                f"{schemes.over_staged(ring, capacity):.2f} at degree {len(ring)}"
-                for ring in others
-            )
-            text += f"; by the same costs their attention takes {ratios} of that "
-            text += f"(a causal sequence of {capacity:,} tokens a rank)"
-        else:
-            text += f", by costs {costs.name} that do not say what {rules} takes"
-        lines.append(text)
-    if costs is not None and costs.measured_on is not None:
-        theirs, ours = costs.measured_on.attention, measured_as(rules)
-        if theirs != ours:
-            lines.append(
-                f"attention: costs {costs.name} were measured with rings {theirs}, and these run "
-                f"{rules}: calibrate again with this configuration"
-            )
+    others = [
+        ring
+        for ring in rings
+        if schemes.of_causal(ring, capacity) != select(len(ring), name="staged")
+    ]
+    where = None if costs is None else costs.measured_on
+    apart = where is not None and where.attention != measured_as(rules)
+    if schemes.figures and others:
+        ratios = ", ".join(
+            f"{schemes.over_staged(ring, capacity):.2f} times that at degree {len(ring)}"
+            for ring in others
+        )
+        lines.append(
+            f"attention: plans price rings as staged; by the same costs their attention takes "
+            f"{ratios} (a causal sequence of {capacity:,} tokens a rank)"
+        )
+    elif costs is not None and others and (where is None or apart):
+        lines.append(
+            f"attention: plans price rings as staged, by costs {costs.name} that do not say what "
+            f"{rules} takes"
+        )
+    if costs is not None and where is not None and apart:
+        lines.append(
+            f"attention: costs {costs.name} were measured with rings {where.attention}, and these "
+            f"run {rules}: calibrate again with this configuration"
+        )
     heads = None if schemes.text is None else schemes.text.heads
     idle = [ring for ring in rings if heads and schemes.at(len(ring)).share > heads]
     if idle and not schemes.priced and heads:

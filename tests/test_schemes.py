@@ -150,8 +150,12 @@ def test_what_a_run_says_of_auto() -> None:
     for ring, bound in ((range(3), 90), (range(4), 224)):
         assert by_price().of_causal(ring, bound - 1).share == len(ring)
         assert by_price().of_causal(ring, bound).share == 1
-    (line,) = describe(by_price(), RINGS, capacity=100)
+    line, apart = describe(by_price(), RINGS, capacity=100)
     assert line.endswith("degree 3 ulysses, from 90 tokens a rank staged; degree 4 ulysses")
+    assert apart == (
+        "attention: plans price rings as staged; by the same costs their attention takes 0.65 "
+        "times that at degree 4 (a causal sequence of 100 tokens a rank)"
+    )
     (line,) = describe(by_price(costs=BARE), RINGS, capacity=100)
     assert line == (
         "attention: auto, costs bare do not say what moving keys and values costs: degree 2 "
@@ -165,9 +169,9 @@ def test_a_scheme_that_plans_do_not_price_is_said() -> None:
         "attention: ulysses, as configured: degree 2 ulysses; degree 3 ulysses; degree 4 ulysses"
     )
     assert second == (
-        "attention: plans price rings as staged; by the same costs their attention takes 1.03 at "
-        "degree 2, 1.11 at degree 3, 1.02 at degree 4 of that (a causal sequence of 16,384 "
-        "tokens a rank)"
+        "attention: plans price rings as staged; by the same costs their attention takes 1.03 "
+        "times that at degree 2, 1.11 times that at degree 3, 1.02 times that at degree 4 (a "
+        "causal sequence of 16,384 tokens a rank)"
     )
     lines = describe(asked("hybrid", share=2), RINGS, capacity=16384)
     assert "at degree 2, " in lines[1]
@@ -190,7 +194,7 @@ def test_costs_that_were_measured_under_another_scheme_are_said() -> None:
         "again with this configuration"
     )
     same = replace(costs, measured_on=replace(here, attention=measured_as(asked("ulysses").rules)))
-    assert len(describe(replace(asked("ulysses"), costs=same), RINGS, capacity=64)) == 2
+    assert len(describe(replace(asked("ulysses"), costs=same), RINGS, capacity=64)) == 1
     assert measured_as(SchemeRules(stages=2)) == "staged, stages 2"
     assert measured_as(SchemeRules(scheme="hybrid", share=4)) == "hybrid in groups of 4"
 
