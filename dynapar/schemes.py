@@ -138,14 +138,28 @@ class Schemes:
             ranks: Of the ring, two or more.
             tokens: Of a rank.
         """
-        layer, links = self._layer(tokens, *_causal(len(ranks), tokens)), self._links(ranks)
-        mine = self.of_causal(ranks, tokens)
-        staged = select(len(ranks), name="staged")
+        pairs, needed = _causal(len(ranks), tokens)
+        mine, staged = self.of_causal(ranks, tokens), select(len(ranks), name="staged")
         seconds = [
-            price(layer, links, share=each.share, stages=each.stages).seconds
+            self.seconds(ranks, each, tokens=tokens, pairs=pairs, needed=needed)
             for each in (mine, staged)
         ]
         return seconds[0] / seconds[1]
+
+    def seconds(
+        self, ranks: Sequence[int], scheme: Scheme, *, tokens: float, pairs: float, needed: float
+    ) -> float:
+        """Predicted attention of one layer, forward and backward, under a scheme.
+
+        Args:
+            ranks: Of the ring, two or more.
+            scheme: For so many ranks.
+            tokens: As in `of`.
+            pairs: As in `of`.
+            needed: As in `of`.
+        """
+        layer, links = self._layer(tokens, pairs, needed), self._links(ranks)
+        return price(layer, links, share=scheme.share, stages=scheme.stages).seconds
 
     def _layer(self, tokens: float, pairs: float, needed: float) -> Layer:
         assert self.text is not None
