@@ -136,6 +136,7 @@ def test_a_run_says_what_it_takes(tmp_path: Path) -> None:
             {"pool": True},
             [
                 "attention: auto, the cheapest by costs h100_7b (not measured here): degree 2 ",
+                "attention: plans price rings as staged; ",
                 "attention: a pool of 6 process groups, one for each window",
             ],
         ),
