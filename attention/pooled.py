@@ -110,6 +110,10 @@ class PooledTransport:
         )
 
 
+RingTransport = Transport | PooledTransport
+"""What carries the messages of all rings; `among` gives a ring's."""
+
+
 def make_pool(
     windows: Iterable[tuple[int, int]],
     *,

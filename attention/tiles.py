@@ -141,6 +141,24 @@ def needed_rows(tiles: IntArray, rows: int) -> NDArrayBool:
     return needed
 
 
+def moved_rows(table: TileTable) -> int:
+    """Key rows that all positions together fetch from others, each once for each who needs it."""
+    apart = table.position != table.source
+    if not apart.any():
+        return 0
+    keys = table.tiles[apart, 2:4]
+    rows = int(keys.sum(1).max())
+    # Rows of different pairs of positions stand apart on one line.
+    start = keys[:, 0] + rows * (
+        table.position[apart] * (int(table.source.max()) + 1) + table.source[apart]
+    )
+    order = np.argsort(start, kind="stable")
+    start = start[order]
+    stop = np.maximum.accumulate(start + keys[order, 1])
+    covered = np.concatenate([start[:1], stop[:-1]])
+    return int(np.maximum(stop - np.maximum(start, covered), 0).sum())
+
+
 def fuse(tiles: Iterable[Tile]) -> list[Tile]:
     """Join tiles that touch into fewer ones that hold the same pairs.
 

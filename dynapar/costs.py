@@ -118,6 +118,8 @@ class MeasuredOn:
     precision: str
     versions: str
     """Of what computes; another version may be faster or slower, and is not refused."""
+    attention: str = "staged"
+    """How rings shared attention; a run that does otherwise is told so, and not refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +238,14 @@ def _measured_on(values: Json, where: str) -> MeasuredOn | None:
     if values is None:
         return None
     names = [field.name for field in fields(MeasuredOn)]
-    texts = isinstance(values, dict) and all(isinstance(text, str) for text in values.values())
-    if not isinstance(values, dict) or sorted(values) != sorted(names) or not texts:
+    # Files of before say nothing of attention.
+    given = {"attention": "staged", **values} if isinstance(values, dict) else {}
+    texts = all(isinstance(text, str) for text in given.values())
+    if sorted(given) != sorted(names) or not texts:
         raise CostsError(
             f"{where} is {values!r}; expected texts {', '.join(names)}: calibrate again"
         )
-    return MeasuredOn(**{name: str(values[name]) for name in names})
+    return MeasuredOn(**{name: str(given[name]) for name in names})
 
 
 def check_origin(costs: Costs, here: MeasuredOn) -> None:

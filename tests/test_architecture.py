@@ -21,7 +21,7 @@ LEAVES = ("packing", "attention")
 FLOORS = (
     ("errors", "config"),
     ("shapes", "modelfiles", "families", "catalog", "flops", "cluster", "rings"),
-    ("costs", "devices", "prefixes", "meta", "workloads", "memory", "plan"),
+    ("costs", "schemes", "devices", "prefixes", "meta", "workloads", "memory", "plan"),
     ("speeds", "planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
     ("real_counts", "real_lengths", "console"),
@@ -82,6 +82,7 @@ LIGHT = (
     "dynapar.plan_command",
     "dynapar.planner",
     "dynapar.rings",
+    "dynapar.schemes",
     "dynapar.workloads",
 )
 HEAVY = ("torch", "transformers")

@@ -25,15 +25,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dynapar.attention.exchange import Transport
+from dynapar.attention.pooled import RingTransport
 from dynapar.data.samples import LoadedSample
 from dynapar.plan import MicroBatch, StepPlan
 from dynapar.runtime.adapter import Adapter
-from dynapar.runtime.layout import ShardLayout, lay_out
+from dynapar.runtime.layout import STAGED, ShardLayout, lay_out
 from dynapar.runtime.microbatch import MicrobatchModule
 from dynapar.runtime.order import OrderLog
 from dynapar.runtime.recompute import recomputing
 from dynapar.runtime.reduction import Reduction, recorded_all_reduce
+from dynapar.schemes import Schemes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +59,26 @@ class StepExecutor:
     Attributes:
         adapter: Of the model.
         module: The microbatch as one module.
+        schemes: How rings share attention.
     """
 
     def __init__(
         self,
         adapter: Adapter,
         *,
-        transport: Transport,
+        transport: RingTransport,
         data_group: dist.ProcessGroup | None = None,
         log: OrderLog | None = None,
         loss_chunk: int = 1024,
         autocast: torch.dtype | None = None,
         recompute: bool = True,
+        schemes: Schemes = STAGED,
     ):
         """Wrap the model for training; a collective: all ranks call it.
 
         Args:
             adapter: Of the model, with equal parameters on all ranks.
-            transport: Of the exchanges, over a process group on which nothing else runs.
+            transport: Of the exchanges, over process groups on which nothing else runs.
             data_group: Over which gradients are reduced; None is the default group.
             log: Records the collectives, for the order check.
             loss_chunk: Tokens whose logits exist at a time.
@@ -83,7 +86,9 @@ class StepExecutor:
                 the parameters.
             recompute: Follow the plans' recompute policies; False keeps all activations, as checks
                 in float64 must, whose recomputed layers would round to float32.
+            schemes: How rings share attention; equal on all ranks.
         """
+        self.schemes = schemes
         self.adapter = adapter
         self.rank = dist.get_rank(data_group)
         self.ranks = dist.get_world_size(data_group)
@@ -123,6 +128,7 @@ class StepExecutor:
                 rank=self.rank,
                 masks=self.adapter.masks,
                 bands=self.adapter.bands,
+                schemes=self.schemes,
             )
             for microbatch in microbatches
         )

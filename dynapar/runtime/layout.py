@@ -20,17 +20,24 @@ from torch import Tensor
 from dynapar.attention.bands import Bands
 from dynapar.attention.evenly import cut_evenly
 from dynapar.attention.plan import AttentionPlan, BoundPlan, plan_attention
+from dynapar.attention.shards import Spans
+from dynapar.attention.tiles import moved_rows
 from dynapar.attention.tokens import shard
 from dynapar.data.samples import IGNORE, LoadedSample, MediaShape
 from dynapar.errors import SampleError
 from dynapar.memory.policies import Policy
 from dynapar.plan import MicroBatch, Placement
 from dynapar.runtime.masks import MaskClass
+from dynapar.schemes import Schemes, name_all
 
 IntArray = npt.NDArray[np.int64]
 
 MaskBands = Callable[[LoadedSample, MaskClass], Bands]
 """(sample, mask class) -> what sees what in that sample."""
+
+
+STAGED = Schemes()
+"""Every ring is staged."""
 
 
 class Unit(NamedTuple):
@@ -94,6 +101,11 @@ class ShardLayout:
     recompute: Policy = "none"
     """What the layers keep for backward; the same on all ranks."""
 
+    @property
+    def scheme(self) -> str:
+        """How the ranks share attention: one name, or one for each mask class."""
+        return name_all(len(self.ranks), [plan.scheme.share for plan in self.plans.values()])
+
     def to(self, device: torch.device) -> ShardLayout:
         """The same layout with its tensors on `device`."""
         return replace(
@@ -122,6 +134,7 @@ def lay_out(
     rank: int,
     masks: Sequence[MaskClass],
     bands: MaskBands,
+    schemes: Schemes = STAGED,
 ) -> ShardLayout:
     """This rank's part of a microbatch.
 
@@ -132,6 +145,7 @@ def lay_out(
         rank: The rank that asks.
         masks: The mask classes of the attention layers.
         bands: The mask of one sample in the layers of a class.
+        schemes: How rings share attention.
 
     Raises:
         SampleError: A sample's placeholders, media and encoder units do not fit each other.
@@ -146,7 +160,7 @@ def lay_out(
     seen = {mask: [bands(sample, mask) for sample in batch] for mask in masks}
     spans = cut_evenly(lengths, degree=degree, masks=list(seen.values()), positions=shares)
     plans = {
-        mask: plan_attention(lengths, degree=degree, bands=bands, spans=spans)
+        mask: _plan(lengths, spans, bands, ranks=ranks, schemes=schemes)
         for mask, bands in seen.items()
     }
     for plan in plans.values():
@@ -173,6 +187,34 @@ def lay_out(
         route=_route(placements, batch, starts, plan, at, here),
         recompute=microbatch.recompute,
     )
+
+
+def _plan(
+    lengths: Sequence[int],
+    spans: Spans,
+    bands: Sequence[Bands],
+    *,
+    ranks: Sequence[int],
+    schemes: Schemes,
+) -> AttentionPlan:
+    """The plan of a mask class, under the scheme that its ring takes.
+
+    Where prices decide, they are of what the staged plan of these very masks computes and moves.
+    """
+    degree = len(ranks)
+    first = schemes.at(degree)
+    plan = plan_attention(lengths, degree=degree, bands=bands, spans=spans, scheme=first)
+    if degree == 1 or not schemes.priced:
+        return plan
+    chosen = schemes.of(
+        ranks,
+        tokens=sum(lengths) / degree,
+        pairs=sum(plan.work) / degree,
+        needed=moved_rows(plan.table) / ((degree - 1) * sum(lengths)),
+    )
+    if chosen == first:
+        return plan
+    return plan_attention(lengths, degree=degree, bands=bands, spans=spans, scheme=chosen)
 
 
 def _in_rows(targets: list[Tensor]) -> list[Tensor]:

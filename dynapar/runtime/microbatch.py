@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dynapar.attention.exchange import Transport
+from dynapar.attention.pooled import RingTransport
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.layout import BoundLayout, ShardLayout
 from dynapar.runtime.loss import token_loss_sum
@@ -27,7 +27,7 @@ class MicrobatchModule(nn.Module):
         self,
         adapter: Adapter,
         *,
-        transport: Transport,
+        transport: RingTransport,
         loss_chunk: int = 1024,
         autocast: torch.dtype | None = None,
     ):
@@ -35,7 +35,7 @@ class MicrobatchModule(nn.Module):
 
         Args:
             adapter: Of the model.
-            transport: Of the ranks that may share a sample; a base group of its own.
+            transport: Of the ranks that may share a sample; on groups of its own.
             loss_chunk: Tokens whose logits exist at a time.
             autocast: Run the model under autocast to this type; parameters and the sums of
                 gradients keep their own, float32.
@@ -64,10 +64,11 @@ class MicrobatchModule(nn.Module):
 
     def _loss(self, shard: ShardLayout) -> Tensor:
         shard = shard.to(self.model.device)
+        transport = self.transport.among(shard.ranks)
         bound = BoundLayout(
             shard=shard,
             plans={
-                mask: plan.bind(ranks=shard.ranks, transport=self.transport)
+                mask: plan.bind(ranks=shard.ranks, transport=transport)
                 for mask, plan in shard.plans.items()
             },
         )
@@ -77,7 +78,7 @@ class MicrobatchModule(nn.Module):
                 self._encode(shard, embeds).to(embeds.dtype),  # one type on the whole ring
                 route=shard.route,
                 ranks=shard.ranks,
-                transport=self.transport,
+                transport=transport,
             )
             embeds = embeds.index_copy(0, shard.route.places, rows)
         hidden = self.adapter.hidden(embeds, shard.positions, bound)

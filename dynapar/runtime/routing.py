@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dynapar.attention.exchange import Transport
+from dynapar.attention.exchange import Exchange
 from dynapar.runtime.layout import Route
 
 
 class _RouteRows(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, route: Route, ranks: Sequence[int], transport: Transport
+        ctx: Any, rows: Tensor, route: Route, ranks: Sequence[int], transport: Exchange
     ) -> Tensor:
         ctx.route, ctx.ranks, ctx.transport, ctx.shape = route, ranks, transport, rows.shape
         parts = [rows[index] for index in route.sends]
@@ -34,7 +34,7 @@ class _RouteRows(torch.autograd.Function):
         return out, None, None, None
 
 
-def route_rows(rows: Tensor, *, route: Route, ranks: Sequence[int], transport: Transport) -> Tensor:
+def route_rows(rows: Tensor, *, route: Route, ranks: Sequence[int], transport: Exchange) -> Tensor:
     """Send this rank's encoded rows to the owners of their tokens; differentiable.
 
     All ranks of a ring call it in a microbatch that has media, also with nothing to send, and
@@ -45,7 +45,7 @@ def route_rows(rows: Tensor, *, route: Route, ranks: Sequence[int], transport: T
         rows: (m, width), what this rank encoded.
         route: Of this rank in the microbatch.
         ranks: The ring.
-        transport: Of the ring's base group.
+        transport: Carries the ring's messages.
 
     Returns:
         (arriving, width), in the order of `route.places`.
@@ -58,7 +58,7 @@ def _swap(
     parts: Sequence[Tensor],
     counts: Sequence[int],
     ranks: Sequence[int],
-    transport: Transport,
+    transport: Exchange,
     operation: str,
 ) -> list[Tensor]:
     """Part p goes to the rank at position p; counts[p] rows come from there."""

@@ -23,6 +23,7 @@ from dynapar.memory import (
 )
 from dynapar.plan import Sync
 from dynapar.rings import Degrees, RingRules, Windows
+from dynapar.schemes import SchemeAsked, SchemeRules
 
 Precision = Literal["float32", "bfloat16", "float64"]
 """float32; bfloat16 (autocast, float32 parameters); float64 (for checks)."""
@@ -94,6 +95,32 @@ class PlannerSection:
                 f"sync is {self.sync!r}; expected 'step' for training, since every rank holds the "
                 "whole model. Plan for sharded parameters with `dynapar plan --sync microbatch`"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSection:
+    """How rings share attention, and by what their messages go."""
+
+    scheme: SchemeAsked = "auto"
+    """"auto": the cheapest for each ring by the costs, staged where they do not say; or for all
+    rings "staged", "ulysses", or "hybrid" with `share`."""
+    share: int | None = None
+    """With "hybrid": ranks of a group, which share heads; rings of d ranks have groups of
+    gcd(share, d)."""
+    stages: int | None = None
+    """Exchanges over which a ring's other ranks, or groups, are spread; None is one for each, 1
+    fetches all rows at once."""
+    pool: bool = False
+    """Give every window that a ring may be a process group of its own, made at the start: for a
+    backend on which messages between some ranks of a large group do not get through."""
+
+    def __post_init__(self) -> None:
+        self.rules  # noqa: B018
+
+    @property
+    def rules(self) -> SchemeRules:
+        """What it says about schemes."""
+        return SchemeRules(scheme=self.scheme, share=self.share, stages=self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +229,7 @@ class RunConfig:
     steps: int
     """Optimizer steps of the whole run, those before a resume included."""
     checkpoint: CheckpointSection
+    attention: AttentionSection = field(default_factory=AttentionSection)
     seed: int = 0
     """Of random weights and of the order of samples."""
     precision: Precision = "float32"

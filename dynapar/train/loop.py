@@ -25,6 +25,8 @@ from dynapar.meta import SampleTable
 from dynapar.plan import StepPlan
 from dynapar.planner.speeds import paced_makespan
 from dynapar.runtime.executor import StepResult
+from dynapar.runtime.layout import ShardLayout
+from dynapar.schemes import name_all
 from dynapar.speeds import FULL, Pace, SpeedFollower, Speeds, predict_ranks
 from dynapar.train import checkpoint
 from dynapar.train.config import RunConfig, read_run_config
@@ -162,7 +164,7 @@ def run_step(run: Run, loader: StepLoader) -> StepRecord:
     with numerics(run.config.precision):
         result = run.executor.run(queue, targets=loaded.targets)
     norm = _update(run, loaded, result)
-    ranks = gather_times(run, loaded.plan, result, waited)
+    ranks = gather_times(run, loaded.plan, queue, result, waited)
     loader.report(own_pace(run, loaded.plan, ranks[run.ranks.rank]))
     follower, equal = loader.follower, Speeds.equal(run.ranks.ranks)
     speeds = equal if follower is None else follower.at(loaded.step)
@@ -220,17 +222,27 @@ def _update(run: Run, loaded: LoadedStep, result: StepResult) -> float:
 
 
 def gather_times(
-    run: Run, plan: StepPlan, result: StepResult, waited: float
+    run: Run, plan: StepPlan, queue: Sequence[ShardLayout], result: StepResult, waited: float
 ) -> tuple[RankTimes, ...]:
-    """What all ranks measured; a collective call on the data group."""
+    """What all ranks ran and measured; a collective call on the data group.
+
+    Args:
+        run: The run.
+        plan: Of the step.
+        queue: That this rank ran.
+        result: Of this rank.
+        waited: Seconds until this rank's loader had the step.
+    """
     ranks, predicted = run.ranks, predict_ranks(plan, run.costs)
-    longest = max(map(len, plan.queues))
-    mine = torch.zeros(3 + 2 * longest, dtype=torch.float64)
+    longest, classes = max(map(len, plan.queues)), len(run.executor.adapter.masks)
+    shares = [each.scheme.share for shard in queue for each in shard.plans.values()]
+    mine = torch.zeros(3 + (2 + classes) * longest, dtype=torch.float64)
     step = (result.busy_seconds, result.seconds, waited)
     for first, times in (
         (0, step),
         (3, result.microbatch_seconds),
         (3 + longest, result.microbatch_busy),
+        (3 + 2 * longest, shares),
     ):
         mine[first : first + len(times)] = torch.tensor(times, dtype=torch.float64)
     every = [mine]
@@ -253,6 +265,12 @@ def gather_times(
             microbatches=tuple(row[3 : 3 + len(plan.queues[rank])]),
             microbatches_busy=tuple(row[3 + longest : 3 + longest + len(plan.queues[rank])]),
             predicted=predicted[rank],
+            schemes=tuple(
+                name_all(len(micro.ranks), [int(share) for share in row[at : at + classes]])
+                for micro, at in zip(
+                    plan.of_rank(rank), range(3 + 2 * longest, len(row), classes), strict=False
+                )
+            ),
         )
         for rank, row in enumerate(rows)
     )

@@ -37,6 +37,8 @@ class RankTimes:
     """CPU time of its training thread in each of them, waiting not included."""
     predicted: tuple[float, ...]
     """What the costs say that each of them takes this rank alone, at full speed."""
+    schemes: tuple[str, ...]
+    """How the ranks of each of them shared attention (`dynapar.schemes.name_all`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

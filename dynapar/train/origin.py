@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dynapar.costs import MeasuredOn
+from dynapar.schemes import measured_as
 from dynapar.train.config import RunConfig
 
 
@@ -26,6 +27,7 @@ def measured_on(config: RunConfig) -> MeasuredOn:
         versions=", ".join(
             f"{name} {version(name)}" for name in ("dynapar", "torch", "transformers")
         ),
+        attention=measured_as(config.attention.rules),
     )
 
 

@@ -35,6 +35,7 @@ from dynapar.train.origin import measured_on
 from dynapar.train.setup import (
     Planner,
     Ranks,
+    describe_attention,
     join_ranks,
     load_model,
     make_cluster,
@@ -42,6 +43,7 @@ from dynapar.train.setup import (
     make_optimizer,
     make_planner,
     planner_config,
+    pool_of,
 )
 
 
@@ -123,7 +125,7 @@ def prepare(config: RunConfig) -> Run:
         block=config.batch.block,
     )
     _make_folder(config.checkpoint.folder)
-    ranks = join_ranks(timeout=timedelta(seconds=config.timeout_seconds))
+    ranks = join_ranks(timeout=timedelta(seconds=config.timeout_seconds), pool=pool_of(config))
     planner = make_planner(config, costs=costs, ranks=ranks.ranks)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _compile(planner, index.table, config.batch.samples)
@@ -144,7 +146,7 @@ def prepare(config: RunConfig) -> Run:
         index=index,
         materializer=materializer,
         sampler=sampler,
-        executor=make_executor(model, ranks, config),
+        executor=make_executor(model, ranks, config, costs=costs),
         optimizer=make_optimizer(model, config.optimizer),
     )
 
@@ -230,6 +232,7 @@ def describe(run: Run, start: int) -> list[str]:
         f"{precision}, dropout off" + (", recompute" if config.recompute else ""),
         f"planner: {config.planner.scheduler}, capacity {config.planner.capacity:,} tokens, "
         f"{config.planner.encoder_capacity:,} encoder tokens; costs {run.costs.name} ({origin})",
+        *describe_attention(config, run.executor.schemes, ranks=ranks.ranks),
         f"data: {len(table):,} samples, {int(table.llm_tokens.sum()):,} tokens, "
         f"{config.batch.samples:,} samples a step, seed {config.seed}",
         f"run: {_begins(config, start)}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +17,8 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from dynapar.attention.exchange import Transport
+from dynapar.attention.pooled import RingTransport, make_pool
+from dynapar.catalog import load_model_shape
 from dynapar.cluster import Cluster
 from dynapar.control import control_group
 from dynapar.costs import Costs
@@ -30,14 +32,23 @@ from dynapar.planner import (
     plan_step,
     random_plan,
 )
+from dynapar.rings import allowed_degrees, first_ranks, windows
 from dynapar.runtime.adapter import Adapter
 from dynapar.runtime.executor import StepExecutor
 from dynapar.runtime.order import OrderLog
 from dynapar.runtime.reference import Widening
+from dynapar.schemes import Schemes, describe
 from dynapar.train.config import OptimizerSection, Precision, RunConfig, Scheduler, memory_of
 
 Planner = Callable[[SampleTable, int], StepPlan]
 """(the step's samples, step) -> its plan; the same on every rank."""
+
+Window = tuple[int, int]
+"""First rank, and number of ranks."""
+
+MOST_GROUPS = 64
+"""Process groups of the exchanges that one rank may be in: each holds memory of its device, or
+sockets, on all its ranks as long as the run lasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +62,7 @@ class Ranks:
     rank: int
     ranks: int
     device: torch.device
-    transport: Transport
+    transport: RingTransport
     control: dist.ProcessGroup | None
     """A gloo group; None when there is one rank."""
     log: OrderLog
@@ -74,7 +85,12 @@ def pick_device() -> torch.device:
     return torch.device("cuda", place)
 
 
-def join_ranks(*, timeout: timedelta, device: torch.device | None = None) -> Ranks:
+def join_ranks(
+    *,
+    timeout: timedelta,
+    device: torch.device | None = None,
+    pool: Callable[[int], Sequence[Window]] | None = None,
+) -> Ranks:
     """Meet the other ranks and make the groups of a run; a collective call.
 
     Where torch.distributed is not initialised yet, joins by torchrun's environment variables, or
@@ -83,6 +99,8 @@ def join_ranks(*, timeout: timedelta, device: torch.device | None = None) -> Ran
     Args:
         timeout: Longest wait for another rank.
         device: Of this rank; None for `pick_device`.
+        pool: (ranks) -> the windows that get process groups of their own for the exchanges; None
+            is one group for all.
     """
     device = pick_device() if device is None else device
     if device.type == "cuda":
@@ -99,7 +117,11 @@ def join_ranks(*, timeout: timedelta, device: torch.device | None = None) -> Ran
             device_id=device if cuda else None,
         )
     log = OrderLog(rank=dist.get_rank())
-    transport = Transport(dist.new_group(timeout=timeout), recorder=log)
+    transport: RingTransport
+    if pool is None:
+        transport = Transport(dist.new_group(timeout=timeout), recorder=log)
+    else:
+        transport = make_pool(pool(dist.get_world_size()), recorder=log, timeout=timeout)
     transport.warm_up(device)
     return Ranks(
         rank=dist.get_rank(),
@@ -245,8 +267,84 @@ def planner_config(config: RunConfig) -> PlannerConfig:
     )
 
 
-def make_executor(model: PreTrainedModel, ranks: Ranks, config: RunConfig) -> StepExecutor:
+def pool_of(config: RunConfig) -> Callable[[int], Sequence[Window]] | None:
+    """What `join_ranks` takes as `pool`: the windows that the configuration's rings may be."""
+    return partial(pool_windows, config) if config.attention.pool else None
+
+
+def pool_windows(config: RunConfig, ranks: int) -> tuple[Window, ...]:
+    """The windows of two ranks or more of a run on so many ranks.
+
+    Raises:
+        ConfigError: One rank would be in more than `MOST_GROUPS` of them, or the ranks do not fill
+            whole nodes.
+    """
+    found = windows(make_cluster(config, ranks), planner_config(config).rings)
+    held = [0] * ranks
+    for first, count in found:
+        for rank in range(first, first + count):
+            held[rank] += 1
+    most = max(held)
+    if most > MOST_GROUPS:
+        raise ConfigError(
+            f"attention.pool is true, and rank {held.index(most)} would be in {most} process "
+            f"groups, one for each of the {len(found)} windows that a ring of {ranks} ranks may "
+            f"be that hold it; expected at most {MOST_GROUPS}. Set planner.windows: aligned, "
+            "degrees: pow2, a smaller max_degree or peer_budget, or pool: false"
+        )
+    return found
+
+
+def make_schemes(config: RunConfig, *, costs: Costs | None, ranks: int) -> Schemes:
+    """How the run's rings share attention.
+
+    Args:
+        config: Of the run.
+        costs: By which the run is planned; None where none are known yet, and no price decides.
+        ranks: Of the run.
+    """
+    return Schemes(
+        rules=config.attention.rules,
+        text=load_model_shape(str(config.model)).text,
+        costs=costs,
+        itemsize={"bfloat16": 2, "float32": 4, "float64": 8}[config.precision],
+        ranks_per_node=make_cluster(config, ranks).ranks_per_node,
+    )
+
+
+def describe_attention(config: RunConfig, schemes: Schemes, *, ranks: int) -> list[str]:
+    """In lines for people: which scheme each degree takes and why, and what the pool is."""
+    cluster, rules = make_cluster(config, ranks), planner_config(config).rings
+    rings = []
+    for degree in allowed_degrees(cluster, rules):
+        first = first_ranks(cluster, degree, rules)[0]
+        rings.append(range(first, first + degree))
+    lines = describe(schemes, rings, capacity=config.planner.capacity)
+    if config.attention.pool:
+        count = len(pool_windows(config, ranks))
+        text = f"attention: a pool of {count} process groups, one for each window"
+        lines.append(text)
+    if config.planner.memory is not None and (
+        config.attention.pool or config.attention.scheme in ("ulysses", "hybrid")
+    ):
+        lines.append(
+            "attention: planner.memory counts the staged exchange on one group; what heads that "
+            "are shared and a pool's groups take beside it is not counted"
+        )
+    return lines
+
+
+def make_executor(
+    model: PreTrainedModel, ranks: Ranks, config: RunConfig, *, costs: Costs | None = None
+) -> StepExecutor:
     """Put a model on dynapar's attention and wrap it for training; a collective call.
+
+    Args:
+        model: Equal on all ranks.
+        ranks: That run it.
+        config: Of the run.
+        costs: By which it is planned, and `auto` chooses how rings share attention; None while
+            they are measured.
 
     Raises:
         ModelError: The model has media of an unknown family, or uses dropout.
@@ -258,6 +356,7 @@ def make_executor(model: PreTrainedModel, ranks: Ranks, config: RunConfig) -> St
         loss_chunk=config.loss_chunk,
         autocast=autocast_dtype(config.precision),
         recompute=config.precision != "float64",
+        schemes=make_schemes(config, costs=costs, ranks=ranks.ranks),
     )
 
 

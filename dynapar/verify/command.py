@@ -87,7 +87,8 @@ def _cells(finding: Finding, tolerance: float) -> dict[str, Cell]:
     cells: dict[str, Cell] = {
         "step": finding.trial.batch.step,
         "plan": finding.trial.name,
-        "degree x samples": degrees_text(finding.degrees),
+        "degree x samples": counts_text(finding.degrees),
+        "rings": counts_text(finding.rings) or "none",
         "loss": f"{finding.loss:.1e}",
         "gradient": f"{apart.whole:.1e}",
         "worst parameter": f"{apart.worst:.1e} {apart.parameter}",
@@ -97,13 +98,13 @@ def _cells(finding: Finding, tolerance: float) -> dict[str, Cell]:
     return {**cells, "": "pass" if finding.score <= tolerance else "FAIL"}
 
 
-def degrees_text(degrees: Mapping[int, int]) -> str:
-    """Samples by degree, as text.
+def counts_text(counts: Mapping[int, int] | Mapping[str, int]) -> str:
+    """Counts of what there is, as text.
 
-    >>> degrees_text({1: 20, 3: 2})
+    >>> counts_text({1: 20, 3: 2})
     '1x20 3x2'
     """
-    return " ".join(f"{degree}x{count}" for degree, count in degrees.items())
+    return " ".join(f"{what}x{count}" for what, count in counts.items())
 
 
 def _lines(findings: Findings, config: RunConfig, tolerance: float) -> list[str]:
@@ -164,6 +165,7 @@ def _plan_json(finding: Finding, tolerance: float) -> dict[str, object]:
         "step": finding.trial.batch.step,
         "plan": finding.trial.name,
         "degrees": {str(degree): count for degree, count in finding.degrees.items()},
+        "rings": dict(finding.rings),
         "loss": _finite(finding.loss),
         "gradient": _finite(finding.gradient.whole),
         "worst": _finite(finding.gradient.worst),

@@ -52,6 +52,8 @@ class Finding:
     loss: float
     """Relative difference of the loss."""
     gradient: Difference
+    rings: Mapping[str, int]
+    """Rings by how they shared attention."""
 
     @property
     def degrees(self) -> dict[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -28,13 +29,17 @@ from dynapar.runtime.reference import count_targets, reference_step
 from dynapar.train.config import Precision, RunConfig
 from dynapar.train.setup import (
     autocast_dtype,
+    describe_attention,
     group_samples,
     join_ranks,
     load_model,
     make_cluster,
     make_executor,
     make_planner,
+    make_schemes,
     numerics,
+    planner_config,
+    pool_of,
 )
 from dynapar.verify.batches import Batches, modalities
 from dynapar.verify.findings import Batch, Finding, Findings, Trial
@@ -62,6 +67,8 @@ class RankOutcome:
     """Of each trial."""
     differences: tuple[Difference, ...]
     """Of each trial, from the reference."""
+    rings: tuple[Counter[str], ...]
+    """Of each trial, the rings that begin on this rank, by how they share attention."""
     log: OrderLog
 
 
@@ -102,7 +109,11 @@ def make_job(config: RunConfig, folder: Path) -> Job:
     """
     section = config.verify
     batches = Batches(config, samples=section.samples)
-    planner = make_planner(config, costs=load_costs(config.costs), ranks=section.ranks)
+    costs = load_costs(config.costs)
+    schemes = make_schemes(config, costs=costs, ranks=section.ranks)
+    for line in describe_attention(config, schemes, ranks=section.ranks):
+        say(line)
+    planner = make_planner(config, costs=costs, ranks=section.ranks)
     plans: list[dict[str, StepPlan]] = []
     for step in range(section.steps):
         table = batches.draw(batches.rows(step))
@@ -169,12 +180,14 @@ def check_rank(rank: int, job: Job) -> RankOutcome:
     """
     config = job.config
     ranks = join_ranks(
-        timeout=timedelta(seconds=config.timeout_seconds), device=torch.device("cpu")
+        timeout=timedelta(seconds=config.timeout_seconds),
+        device=torch.device("cpu"),
+        pool=pool_of(config),
     )
     model, _ = make_model(config, config.precision)
-    executor = make_executor(model, ranks, config)
+    executor = make_executor(model, ranks, config, costs=load_costs(config.costs))
     batches = Batches(config)
-    losses, differences = [], []
+    losses, differences, rings = [], [], []
     for trial in job.trials:
         model.zero_grad()
         batch = trial.batch
@@ -182,6 +195,8 @@ def check_rank(rank: int, job: Job) -> RankOutcome:
         queue = executor.prepare(trial.plan, samples)
         with numerics(config.precision):
             result = executor.run(queue, targets=batch.targets)
+        mine = [shard for shard in queue if len(shard.ranks) > 1 and shard.position == 0]
+        rings.append(Counter(shard.scheme for shard in mine))
         losses.append(result.loss)
         differences.append(difference(gradients(model), _load(job.references, batch.step)))
         if rank == 0:
@@ -189,7 +204,12 @@ def check_rank(rank: int, job: Job) -> RankOutcome:
                 f"step {batch.step}, {trial.name}: loss {result.loss:.6f}, gradient "
                 f"{differences[-1].whole:.1e} apart, {result.seconds:.1f} s"
             )
-    return RankOutcome(losses=tuple(losses), differences=tuple(differences), log=ranks.log)
+    return RankOutcome(
+        losses=tuple(losses),
+        differences=tuple(differences),
+        rings=tuple(rings),
+        log=ranks.log,
+    )
 
 
 def _rounds(config: RunConfig) -> bool:
@@ -258,6 +278,17 @@ def _one_process(
 def _random_plans(config: RunConfig, table: SampleTable, step: int) -> dict[str, StepPlan]:
     section, planner = config.verify, config.planner
     table = group_samples(config, table, ranks=section.ranks)
+    # Degrees that the run's own limit leaves out are checked, too; a pool has no groups for them.
+    own = planner_config(config)
+    wide = PlannerConfig(capacity=planner.capacity, encoder_capacity=planner.encoder_capacity)
+    if config.attention.pool:
+        wide = replace(
+            wide,
+            degrees=own.degrees,
+            windows=own.windows,
+            peer_budget=own.peer_budget,
+            max_degree=own.max_degree,
+        )
     return {
         f"random {number + 1}": random_plan(
             table,
@@ -265,10 +296,7 @@ def _random_plans(config: RunConfig, table: SampleTable, step: int) -> dict[str,
             step=step,
             cluster=make_cluster(config, section.ranks),
             costs=load_costs(config.costs),
-            # Degrees that the run's own limit leaves out are checked, too.
-            config=PlannerConfig(
-                capacity=planner.capacity, encoder_capacity=planner.encoder_capacity
-            ),
+            config=wide,
         )
         for number in range(section.plans)
     }
@@ -282,6 +310,7 @@ def _farthest(number: int, trial: Trial, outcomes: Sequence[RankOutcome]) -> Fin
         trial=trial,
         loss=max(relative(outcome.losses[number] - want, want) for outcome in outcomes),
         gradient=max(differences, key=lambda found: (found.worst, found.whole)),
+        rings=dict(sorted(sum((outcome.rings[number] for outcome in outcomes), Counter()).items())),
     )
 
 

@@ -12,7 +12,7 @@ from dynapar.attention.calls import Call, blocks, visible
 from dynapar.attention.kernels import KERNELS
 from dynapar.attention.plan import AttentionPlan, plan_attention
 from dynapar.attention.shards import LAYOUTS
-from dynapar.attention.tiles import Tile, fuse
+from dynapar.attention.tiles import Tile, fuse, moved_rows
 from tests.attention.oracle import dense_mask
 
 Counts = NDArray[np.int64]
@@ -94,6 +94,14 @@ def fetched_positions(plan: AttentionPlan, position: int, source: int) -> Counts
     if source == position:
         return held
     return held[rows_of(plan.prepare(source).send[position])]
+
+
+@given(plans())
+def test_rows_moved_by_all_are_those_that_each_fetches(
+    planned: tuple[AttentionPlan, list[Bands]],
+) -> None:
+    plan, _ = planned
+    assert moved_rows(plan.table) == sum(plan.fetched(p) for p in range(plan.degree))
 
 
 @pytest.mark.parametrize("kernel", sorted(KERNELS))

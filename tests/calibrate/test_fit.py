@@ -65,6 +65,17 @@ def test_a_file_keeps_where_it_was_measured(shape: ModelShape) -> None:
     check_origin(load_costs(None), other)
 
 
+def test_a_file_of_before_was_measured_on_staged_rings(shape: ModelShape) -> None:
+    values = json.loads(json.dumps(costs_to_json(calibrated(table(), shape, outliers=0))))
+    assert values["measured_on"].pop("attention") == "staged"
+    found = costs_from_json(values).measured_on
+    assert found is not None
+    assert found.attention == "staged"
+    values["measured_on"]["attention"] = 3
+    with pytest.raises(CostsError, match=r"expected texts hardware, .*, attention: cal"):
+        costs_from_json(values)
+
+
 def test_a_file_that_was_cut_off_is_refused(shape: ModelShape, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(costs_to_json(calibrated(table(), shape, outliers=0)))[:-20])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynapar.attention.bands import causal
+from dynapar.attention.bands import causal, window
+from dynapar.catalog import load_model_shape
+from dynapar.costs import load_costs
 from dynapar.data.samples import IGNORE, LoadedSample, MediaShape
 from dynapar.errors import SampleError
 from dynapar.runtime.layout import ShardLayout, lay_out, unit_places
 from dynapar.runtime.masks import MaskClass
+from dynapar.schemes import Schemes
 from tests.plans import hand_plan
 
 
@@ -143,3 +148,59 @@ def test_units_that_the_plan_does_not_place_are_refused() -> None:
             masks=(MaskClass(),),
             bands=lambda s, mask: causal(len(s.input_ids)),
         )
+
+
+def test_auto_prices_what_the_masks_compute_and_move() -> None:
+    """Per rank of the ring, against pairs and rows counted one by one; each class for itself."""
+    samples = [sample(0, [900]), sample(1, [300]), sample(2, [37])]
+    ranks, shares = [4, 5, 6, 7], {0: [4, 5, 6, 7], 1: [6, 5], 2: [7]}
+    plan = hand_plan(samples, 8, [(ranks, shares)])
+    masks = (MaskClass(), MaskClass(window=9))
+    text = dataclasses.replace(load_model_shape("qwen2.5-vl-7b").text, kv_heads=28)
+    schemes = Schemes(text=text, costs=load_costs(None), itemsize=2, ranks_per_node=8)
+    asked: list[dict[str, Any]] = []
+    of = Schemes.of
+
+    def spy(self: Schemes, ranks: tuple[int, ...], **work: float) -> Any:
+        asked.append({"ranks": ranks, **work})
+        return of(self, ranks, **work)
+
+    with patch.object(Schemes, "of", spy):
+        shards = [
+            lay_out(
+                plan.microbatches[0],
+                dict(enumerate(samples)),
+                rank=rank,
+                masks=masks,
+                bands=lambda s, mask: (
+                    window(len(s.input_ids), width=mask.window)
+                    if mask.window
+                    else causal(len(s.input_ids))
+                ),
+                schemes=schemes,
+            )
+            for rank in ranks
+        ]
+    assert asked[:2] * 4 == asked, "all ranks ask the same"
+    lengths = [900, 300, 37]
+    number = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    place = torch.cat([torch.arange(n) for n in lengths])
+    apart = place[:, None] - place[None, :]
+    for mask, work in zip(masks, asked, strict=False):
+        sees = (number[:, None] == number[None, :]) & (apart >= 0)
+        if mask.window:
+            sees &= apart < mask.window
+        fetched = 0
+        for shard in shards:
+            mine = torch.zeros(sum(lengths), dtype=torch.bool)
+            mine[torch.from_numpy(shard.plans[mask].index(shard.position))] = True
+            fetched += int((sees[mine].any(0) & ~mine).sum())
+        assert work == {
+            "ranks": tuple(ranks),
+            "tokens": sum(lengths) / 4,
+            "pairs": int(sees.sum()) / 4,
+            "needed": fetched / (3 * sum(lengths)),
+        }
+        chosen = of(schemes, **work)
+        assert all(shard.plans[mask].scheme == chosen for shard in shards)
+    assert {shard.scheme for shard in shards} == {"ulysses + staged"}

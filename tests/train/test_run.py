@@ -44,6 +44,7 @@ def test_a_run_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "parameters",
         "float32, dropout off",
         "costs h100_7b (reference, not measured here",
+        "attention: no rings, each sample is on one rank",
         "starts at step 1 of 1; folder",
         "degrees 1x6  gap",
         "s (reference costs)  measured",

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dynapar.attention.exchange import Transport
 from dynapar.costs import load_costs
 from dynapar.data.index import read_index
 from dynapar.errors import ConfigError, ModelError
@@ -110,6 +111,7 @@ def test_the_planner_is_the_configured_one(
 
 def check_groups(rank: int) -> OrderLog:
     ranks = join_ranks(timeout=TIMEOUT, device=torch.device("cpu"))
+    assert isinstance(ranks.transport, Transport)
     groups = [dist.group.WORLD, ranks.transport.group, ranks.control]
     assert len({id(group) for group in groups}) == 3
     assert None not in groups
