@@ -22,7 +22,7 @@ LONGER = 0.02
 """No layout is taken that is longer than the shortest by more than this share."""
 WEIGHT = 0.25
 """A layout has to be shorter in expectation by this share of what it is longer in prediction."""
-MOST = 6
+MOST = 4
 """Layouts that are looked at, the shortest first."""
 
 
@@ -49,9 +49,20 @@ def choose(problem: Problem, dynamic: Sequence[Candidate], single: Sequence[Cand
             shortest = Choice(single[0], True)
     if problem.config.equal_counts:
         return shortest
-    best = shortest._replace(candidate=steadied(problem, shortest.candidate))
-    if problem.config.noise == 0.0 or len(problem.samples) < FEWER_THAN:
-        return best
+    best = shortest
+    if problem.config.noise > 0.0 and len(problem.samples) >= FEWER_THAN:
+        best = _steadiest(problem, shortest, dynamic, single, limit)
+    return best._replace(candidate=steadied(problem, best.candidate))
+
+
+def _steadiest(
+    problem: Problem,
+    shortest: Choice,
+    dynamic: Sequence[Candidate],
+    single: Sequence[Candidate],
+    limit: int,
+) -> Choice:
+    """The layout of the least expected makespan, weighed against the predicted one."""
     limit = min(limit, int(shortest.candidate.makespan * (1 + LONGER)))
     others = [Choice(each, False) for each in dynamic] + [Choice(each, True) for each in single]
     close = [
@@ -60,18 +71,12 @@ def choose(problem: Problem, dynamic: Sequence[Candidate], single: Sequence[Cand
         if each.candidate is not shortest.candidate and each.candidate.makespan <= limit
     ]
     if not close:
-        return best
-    least = _worth(problem, best.candidate)
-    for each in sorted(close, key=lambda one: one.candidate.makespan)[: MOST - 1]:
-        found = steadied(problem, each.candidate)
-        worth = _worth(problem, found)
-        if worth < least:
-            best, least = Choice(found, each.single), worth
+        return shortest
+    close = sorted(close, key=lambda each: each.candidate.makespan)[: MOST - 1]
+    best = min([shortest, *close], key=lambda each: _worth(problem, each.candidate))
     if best.single and not shortest.single:  # no longer than `homogeneous_plan`'s at this degree
         degree = int(best.candidate.layout.sample_degree[0])
-        return best._replace(
-            candidate=steadied(problem, sharpened(problem, degree, best.candidate))
-        )
+        best = best._replace(candidate=sharpened(problem, degree, best.candidate))
     return best
 
 
