@@ -169,7 +169,7 @@ def _gains(planned: Sequence[PlannedStep], compared: Compared) -> str:
         for step in planned
         if step.step in set(compared.steps) and step.homogeneous_degree and step.makespan
     }
-    curves = [Curve(kind="l-homogeneous", name="best single degree of the step", values=ratios)]
+    curves = []
     ours = compared.layouts[0].makespans
     for layout in compared.layouts[1:]:
         rows = zip(compared.steps, layout.makespans, ours, strict=True)
@@ -180,6 +180,8 @@ def _gains(planned: Sequence[PlannedStep], compared: Compared) -> str:
                 values={step: other / own for step, other, own in rows if own},
             )
         )
+    single = Curve(kind="l-homogeneous", name="best single degree of the step", values=ratios)
+    curves.append(single)
     steps = compared.steps
     x = step_axis(steps)
     values = [value for curve in curves for value in curve.values.values()]

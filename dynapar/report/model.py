@@ -51,7 +51,7 @@ class PlannedStep:
     gap: float
     optimal: bool
     homogeneous_degree: int
-    """0 where no single degree fits."""
+    """0 where no single degree fits, or none was looked for."""
     homogeneous: float
     """Makespan of the best single degree of this step."""
     chosen: Literal["dynamic", "homogeneous"]

@@ -91,7 +91,7 @@ def _gains(report: Report, compared: Compared) -> Iterator[Sentence]:
     origin = "measured costs" if compared.measured else "reference costs, not measured here"
     yield Sentence(
         f"{count(ours.tokens_per_second)} tokens/s",
-        f"are predicted, closing passes included, under costs {compared.costs} ({origin}).",
+        f'are predicted, closing passes included, under costs "{compared.costs}" ({origin}).',
     )
 
 
@@ -208,20 +208,21 @@ def cards(report: Report) -> list[tuple[str, str]]:
 
 def pricing(report: Report) -> str:
     """Where the times come from, and how far they can be trusted."""
-    named = report.settings[0].costs or "without a name"
+    named = report.settings[0].costs
+    called = f'"{named}"' if named else "without a name"
     if report.compared is None:
-        return f"Times were predicted with costs {named}." + _paced(report.measured)
+        return f"Times were predicted with costs {called}." + _paced(report.measured)
     compared = report.compared
     origin = (
         "measured on the hardware that they are used for"
         if compared.measured
         else "reference figures, measured nowhere; compare plans, not clocks"
     )
-    text = f"Times were predicted with costs {named}"
+    text = f"Times were predicted with costs {called}"
     if named == compared.costs:
         text += f": {origin}."
     else:
-        text += f"; what is compared here is priced with {compared.costs}: {origin}."
+        text += f'; what is compared here is priced with "{compared.costs}": {origin}.'
     if compared.difference > 1e-9:
         text += (
             f" These are not quite those of the plans, whose own makespans differ by up to "
