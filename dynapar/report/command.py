@@ -60,9 +60,9 @@ def report_command(
         lines.append(f"data written to {data}")
     if trace is not None:
         written = write_trace(source, trace)
-        left_out = f"; {written.left_out} later steps left out" if written.left_out else ""
+        left_out = f"; {written.left_out:,} later steps left out" if written.left_out else ""
         lines.append(
-            f"trace of {written.steps} steps written to {trace}{left_out}: open it in "
+            f"trace of {written.steps:,} steps written to {trace}{left_out}: open it in "
             f"ui.perfetto.dev or chrome://tracing"
         )
     if json:
