@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from dynapar.report.model import Compared, LayoutFigures, Measured, Report
-from dynapar.report.units import count, percent, plural, ranges, seconds, times
+from dynapar.report.units import count, longest_share, percent, plural, ranges, seconds, times
 
 
 class Sentence(NamedTuple):
@@ -165,9 +165,10 @@ def _data(report: Report) -> Iterator[Sentence]:
     if not mix.samples:
         return
     longest = mix.longest[0]
+    few = mix.samples < 200
     yield Sentence(
         percent(mix.top_share),
-        f"of all tokens are in the longest 1 % of the samples. The longest has "
+        f"of all tokens are in {longest_share(mix.samples)}. {'It' if few else 'The longest'} has "
         f"{longest.tokens:,} tokens ({longest.tokens / mix.median:,.0f} times the median) and was "
         f"shared by {plural(longest.degree, 'rank')}.",
     )
