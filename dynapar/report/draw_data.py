@@ -47,7 +47,8 @@ def data_figures(mix: DataMix) -> list[str]:
         figure(
             "Where the tokens are",
             f"The same bars with the tokens that their samples hold. {percent(mix.top_share)} of "
-            f"all tokens are in {longest_share(mix.samples)}; the median sample has {mix.median:,}.",
+            f"all tokens are in {longest_share(mix.samples)}; the median sample has "
+            f"{mix.median:,}.",
             legend(kinds) + _histogram(mix, tokens=True),
         ),
         figure(
