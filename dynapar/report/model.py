@@ -56,6 +56,9 @@ class PlannedStep:
     """Makespan of the best single degree of this step."""
     chosen: Literal["dynamic", "homogeneous"]
     plan_seconds: float
+    dealt: bool = False
+    """Whether it was dealt for ranks of unequal speed: its makespan and gap are those of equal
+    ranks, for which other layouts are shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from dynapar.report.model import Compared, LayoutFigures, Measured, Report
+from dynapar.report.model import Compared, LayoutFigures, Measured, PlannedStep, Report
 from dynapar.report.units import count, longest_share, percent, plural, ranges, seconds, times
 
 
@@ -44,12 +44,18 @@ def _what(report: Report) -> Sentence:
     )
 
 
+def of_equal_ranks(steps: Sequence[PlannedStep]) -> Sequence[PlannedStep]:
+    """The steps whose makespans and gaps say something; all where there is none."""
+    return [step for step in steps if not step.dealt] or steps
+
+
 def _gap(report: Report) -> Sentence:
-    worst = max(report.steps, key=lambda step: step.gap)
-    optimal = sum(step.optimal for step in report.steps)
+    steps = of_equal_ranks(report.steps)
+    worst = max(steps, key=lambda step: step.gap)
+    optimal = sum(step.optimal for step in steps)
     proven = f" {plural(optimal, 'step')} proven optimal." if optimal else ""
     return Sentence(
-        percent(fmean(step.gap for step in report.steps)),
+        percent(fmean(step.gap for step in steps)),
         f"above the proven lower bound is the mean makespan ({percent(worst.gap)} in step "
         f"{worst.step}, the worst): no layout of these samples under the same costs can gain more "
         f"than that.{proven}",
@@ -61,7 +67,7 @@ def _gains(report: Report, compared: Compared) -> Iterator[Sentence]:
     among = (
         f"over {plural(len(compared.steps), 'step')}"
         if len(compared.steps) == len(report.steps)
-        else f"over {len(compared.steps):,} of {plural(len(report.steps), 'step')}, evenly spread"
+        else f"over {len(compared.steps):,} of {plural(len(report.steps), 'step')}"
     )
     if static := by_name.get("static"):
         yield Sentence(
@@ -106,8 +112,11 @@ def _where_idle(layout: LayoutFigures) -> str:
 
 
 def _degrees(report: Report) -> Iterator[Sentence]:
-    same = sum(step.chosen == "homogeneous" for step in report.steps)
+    same = sum(len(step.samples_by_degree) == 1 for step in report.steps)
     used = sorted({degree for step in report.steps for degree in step.samples_by_degree})
+    if len(used) == 1:
+        yield Sentence(f"Degree {used[0]}", "is that of all samples, in all steps.")
+        return
     yield Sentence(
         f"{same:,} of {plural(len(report.steps), 'step')}",
         f"run all samples at one degree, because nothing mixed was shorter; over the whole run "
@@ -183,7 +192,8 @@ def _data(report: Report) -> Iterator[Sentence]:
 
 def cards(report: Report) -> list[tuple[str, str]]:
     """The figures for the head of the page: (figure, name)."""
-    found = [(percent(fmean(step.gap for step in report.steps)), "mean gap to the bound")]
+    gap = fmean(step.gap for step in of_equal_ranks(report.steps))
+    found = [(percent(gap), "mean gap to the bound")]
     if report.compared is not None:
         names = {"static": "gain over static", "padded": "gain over padded"}
         found += [
@@ -238,8 +248,13 @@ def _paced(measured: Measured | None) -> str:
     slow = [step.least_speed for step in steps if step.least_speed < 1]
     if not slow:
         return ""
+    left_out = (
+        " and count neither in the mean gap nor in the comparison with static and padded"
+        if len(slow) < len(steps)
+        else ""
+    )
     return (
         f" {plural(len(slow), 'step')} of {len(steps):,} were dealt for ranks of unequal speed "
-        f"(the slowest at {times(min(slow))}); makespans, gaps and gains are those of equally fast "
+        f"(the slowest at {times(min(slow))}){left_out}: their makespans are those of equally fast "
         f"ranks, for which other layouts would be shorter."
     )

@@ -181,8 +181,8 @@ def test_speeds_are_drawn_where_plans_follow_them(run: Report) -> None:
     html = page(replace(run, measured=replace(run.measured, steps=steps, cpu=True)))
     read(html)
     assert (
-        "5 steps of 5 were dealt for ranks of unequal speed (the slowest at 0.50); makespans, gaps "
-        "and gains are those of equally fast ranks, for which other layouts would be shorter."
+        "5 steps of 5 were dealt for ranks of unequal speed (the slowest at 0.50): their makespans "
+        "are those of equally fast ranks, for which other layouts would be shorter."
     ) in html
     assert 'id="speeds"' in html
     assert "that it ran alone" not in html
@@ -246,8 +246,7 @@ def test_the_figures_come_first_in_plain_words(run: Report) -> None:
     assert 'planned for 8 ranks (2 x 4), sync "step", capacity 4,096 tokens' in said[0]
     assert said[2] == (
         "1.50 times dynapar's makespan is what the best static degree (4) takes in the median "
-        "step, 1.25 times in the step where switching gains least (over 2 of 5 steps, evenly "
-        "spread)."
+        "step, 1.25 times in the step where switching gains least (over 2 of 5 steps)."
     )
     assert said[3].startswith("1.50 times dynapar's makespan is what padded, length-grouped ")
     assert "12.5 % of the tokens that they compute are padding" in said[3]
