@@ -79,16 +79,15 @@ def work_bound(problem: Problem, memory: MemoryLimits) -> int:
 
 
 def _price(problem: Problem, memory: MemoryLimits, policy: PolicyLimits) -> _Price:
-    costs = coefficients(
-        policy_costs(problem.costs, policy.policy, memory),
-        ranks_per_node=problem.cluster.ranks_per_node,
-    )
+    own = policy_costs(problem.costs, policy.policy, memory)
+    costs = coefficients(own, ranks_per_node=problem.cluster.ranks_per_node)
     tokens = problem.jobs.tokens.astype(np.float64)
     offsets, units = problem.unit_offsets, problem.unit_tokens
     ends = np.concatenate(([0], np.cumsum(units)))
     encoder_tokens = (ends[offsets[1:]] - ends[offsets[:-1]]).astype(np.float64)
     ends = np.concatenate(([0], np.cumsum(unit_columns(units, costs))))
-    pair = costs.attention_pair * tokens * (problem.jobs.reach + costs.attention_half)
+    reach = problem.samples.reach
+    pair = costs.attention_pair * tokens * (reach + costs.attention_half)
     # No rank holds more than the widest policy's capacity, whatever the bytes would allow.
     shares = [(tokens / memory.capacity, np.zeros(len(tokens)))]
     shares += [
