@@ -160,13 +160,15 @@ def plan(
     json: AsJson = False,
 ) -> None:
     """Plan the steps of a source without running them, or check a file of plans."""
-    from dynapar.plan_command import check_command, plan_command
-
     if check is not None:
+        from dynapar.plan_check import check_command
+
         if source is not None:
             raise ConfigError("plan takes SOURCE or --check, not both. See `dynapar plan --help`")
         check_command(check, costs=costs, json=json)
         return
+    from dynapar.plan_command import plan_command
+
     if source is None or cluster is None or global_batch is None:
         raise ConfigError(PLAN_NEEDS)
     if memory is None and (capacity is None or encoder_capacity is None):

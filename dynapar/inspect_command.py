@@ -233,8 +233,8 @@ def _step(
 ) -> dict[str, Cell]:
     """Plan one step of the sample and others, and say what the sample got."""
     from dynapar.data.sampler import Sampler
-    from dynapar.plan_command import read_source
     from dynapar.planner import plan_step
+    from dynapar.planning import read_source
     from dynapar.workloads import WORKLOADS, draw
 
     others = global_batch - 1

@@ -17,8 +17,8 @@ from dynapar.devices import costs_for
 from dynapar.errors import ConfigError
 from dynapar.memory_command import BudgetRequest, room_under_one
 from dynapar.plan import Sync
-from dynapar.plan_command import PlanRequest, batches
 from dynapar.planner import PlannerConfig
+from dynapar.planning import PlanRequest, batches
 from dynapar.rings import RingRules
 from dynapar.simulate.compare import (
     ALL,

@@ -31,6 +31,8 @@ LEAST_NOISE = 0.10
 """Share within which nobody is called slow, however small the spread."""
 DEVIATIONS = 5.0
 """Mean deviations that are still noise: some four standard deviations of what ranks differ by."""
+STAYS = 0.5
+"""Part of the noise within which a rank that was called slow is as fast as the others again."""
 FIRST_SPREAD = 0.05
 """Before anything is known."""
 SAID_AGAIN = 0.25
@@ -120,8 +122,9 @@ class Speeds:
 def follow(state: Speeds, paces: Sequence[Pace]) -> Speeds:
     """What is known after one more step.
 
-    Ratios change by at most `MOST_CHANGE` a step; published speeds stay where the change is within
-    the noise. The first step sets the common scale alone: it warms up.
+    Ratios change by at most `MOST_CHANGE` a step. That a rank is slow must be beyond the noise; how
+    slow it is, is followed closer: a published speed stays within a mean deviation. The first step
+    sets the common scale alone: it warms up.
 
     Args:
         state: Before.
@@ -162,21 +165,27 @@ def follow(state: Speeds, paces: Sequence[Pace]) -> Speeds:
     noise = max(LEAST_NOISE, DEVIATIONS * spread)
     return Speeds(
         ratios=ratios,
-        published=_publish(ratios, state.published, noise),
+        published=_publish(ratios, state.published, noise, settled=max(LEAST_NOISE, spread)),
         said=state.said,
         spread=spread,
         steps=state.steps + 1,
     )
 
 
-def _publish(ratios: tuple[float, ...], before: tuple[int, ...], noise: float) -> tuple[int, ...]:
+def _publish(
+    ratios: tuple[float, ...], before: tuple[int, ...], noise: float, *, settled: float
+) -> tuple[int, ...]:
+    """A rank that is called slow stays so until it is well inside the noise: no speed flickers."""
     middle = _middle(list(ratios))
-    relative = [ratio / middle for ratio in ratios]
-    relative = [1.0 if abs(each - 1) <= noise else each for each in relative]
+    within = [noise if speed == FULL else STAYS * noise for speed in before]
+    relative = [
+        1.0 if abs(ratio / middle - 1) <= share else ratio / middle
+        for ratio, share in zip(ratios, within, strict=True)
+    ]
     fastest = min(relative)
     speeds = [max(1, int(FULL * fastest / each + 0.5)) for each in relative]
     kept = [
-        old if old < FULL and new < FULL and abs(new / old - 1) <= noise else new
+        old if old < FULL and new < FULL and abs(new / old - 1) <= settled else new
         for new, old in zip(speeds, before, strict=True)
     ]
     return tuple(kept)
@@ -187,14 +196,20 @@ def _middle(values: list[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def news(state: Speeds, *, step: int, since: int) -> tuple[Speeds, list[str]]:
+def news(state: Speeds, *, step: int, since: int, unused: str = "") -> tuple[Speeds, list[str]]:
     """Lines about ranks whose speed has changed, and the state in which they are said.
 
     Args:
         state: After `follow`.
         step: That was agreed on when this became known.
         since: The first step that is planned with it.
+        unused: Why plans do not follow speeds; empty where they do.
     """
+    what = (
+        f"plans stay as they are, since {unused}"
+        if unused
+        else f"planned with that from step {since + 1} on"
+    )
     lines, said = [], list(state.said)
     for rank, speed in enumerate(state.published):
         if speed == state.said[rank]:
@@ -205,9 +220,8 @@ def news(state: Speeds, *, step: int, since: int) -> tuple[Speeds, list[str]]:
         elif state.said[rank] == FULL or abs(speed / state.said[rank] - 1) > SAID_AGAIN:
             lines.append(
                 f"step {step + 1}: rank {rank} takes {FULL / speed:.2f} times as long as the "
-                f"fastest rank for the same work (noise {100 * state.noise:.0f} %); planned with "
-                f"that from step {since + 1} on. Look at its device, its clock and what else runs "
-                "there"
+                f"fastest rank for the same work (noise {100 * state.noise:.0f} %); {what}. "
+                "Look at its device, its clock and what else runs there"
             )
             said[rank] = speed
     return (
@@ -229,7 +243,13 @@ class SpeedFollower:
     """
 
     def __init__(
-        self, start: Speeds, *, first: int, lag: int, report: Callable[[str], None]
+        self,
+        start: Speeds,
+        *,
+        first: int,
+        lag: int,
+        report: Callable[[str], None],
+        unused: str = "",
     ) -> None:
         """Begin at a checkpoint, or at equal speeds.
 
@@ -239,9 +259,10 @@ class SpeedFollower:
             lag: Steps from what is observed to the first plan that counts with it: more than the
                 steps that are planned ahead.
             report: Gets a line where a rank's speed has changed.
+            unused: As in `news`.
         """
         self._known = {first - 1: start}
-        self._first, self._lag, self._report = first, lag, report
+        self._first, self._lag, self._report, self._unused = first, lag, report, unused
 
     def at(self, step: int) -> Speeds:
         """What step `step` is planned with."""
@@ -262,7 +283,7 @@ class SpeedFollower:
         for number in range(max(map(len, paces), default=0)):
             of_step = [each[number] if number < len(each) else Pace(0.0, 0.0) for each in paces]
             state = follow(state, of_step)
-        state, lines = news(state, step=step, since=step + self._lag)
+        state, lines = news(state, step=step, since=step + self._lag, unused=self._unused)
         for line in lines:
             self._report(line)
         self._known[step] = state

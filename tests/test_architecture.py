@@ -24,10 +24,11 @@ FLOORS = (
     ("costs", "schemes", "devices", "prefixes", "meta", "workloads", "memory", "plan"),
     ("speeds", "planner", "inspection", "simulate", "control"),
     ("data", "runtime"),
-    ("real_counts", "real_lengths", "console"),
+    ("real_counts", "real_lengths", "planning", "console"),
     (
         "memory_command",
         "index_command",
+        "plan_check",
         "plan_command",
         "simulate_command",
         "inspect_command",

@@ -11,15 +11,10 @@ from dynapar.cluster import Cluster
 from dynapar.costs import load_costs
 from dynapar.errors import CheckFailedError, ConfigError, PlanError, SourceError
 from dynapar.plan import plan_digest
-from dynapar.plan_command import (
-    PlanRequest,
-    check_command,
-    check_plans,
-    plan_command,
-    plan_steps,
-    read_source,
-)
+from dynapar.plan_check import check_command, check_plans
+from dynapar.plan_command import plan_command
 from dynapar.planner import PlannerConfig
+from dynapar.planning import PlanRequest, plan_steps, read_source
 
 
 def metadata(path: Path, samples: int = 10) -> Path:

@@ -9,8 +9,8 @@ import pytest
 
 from dynapar.cluster import Cluster
 from dynapar.costs import load_costs
-from dynapar.plan_command import PlanRequest, plan_steps
 from dynapar.planner import PlannerConfig
+from dynapar.planning import PlanRequest, plan_steps
 from dynapar.simulate.peers import PEERS
 from tests.test_cli import call, failed
 

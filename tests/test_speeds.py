@@ -91,3 +91,28 @@ def test_a_checkpoint_keeps_them_by_value() -> None:
 def test_a_time_that_is_no_number_is_refused(bad: float) -> None:
     with pytest.raises(CostsError, match=rf"rank 1 measured {bad} seconds .* expected finite"):
         follow(Speeds.equal(2), [Pace(1.0, 1.0), Pace(1.0, bad)])
+
+
+def test_a_speed_does_not_flicker_at_the_edge_of_the_noise() -> None:
+    """A rank that strays about the edge is slow until it is well inside."""
+    lines: list[str] = []
+    follower = SpeedFollower(Speeds.equal(2), first=0, lag=3, report=lines.append)
+    draw = np.random.default_rng(0)
+    for step in range(60):
+        slow = 1.0 if step < 5 else float(draw.choice([1.07, 1.17]))
+        follower.observe(step, [[Pace(1.0, 1.0)], [Pace(1.0, slow)]])
+    assert any("rank 1 takes" in line for line in lines)
+    assert not any("as fast as the other ranks again" in line for line in lines)
+
+
+def test_plans_that_stay_as_they_are_say_so() -> None:
+    lines: list[str] = []
+    follower = SpeedFollower(
+        Speeds.equal(2), first=0, lag=3, report=lines.append, unused="the layout is given"
+    )
+    for step in range(8):
+        follower.observe(step, [[Pace(1.0, 1.0)], [Pace(1.0, 1.0 if step < 3 else 2.0)]])
+    assert lines
+    for line in lines:
+        assert "plans stay as they are, since the layout is given. Look at" in line
+        assert "planned with that" not in line

@@ -292,10 +292,11 @@ def _threads(environ: Mapping[str, str], place: Place, cores: int) -> Finding | 
     value = environ.get("OMP_NUM_THREADS", "")
     threads = int(value) if value.isdecimal() else 1
     if threads > 1 and threads * place.local_ranks > cores:
+        ranks = f"each of {place.local_ranks} ranks" if place.local_ranks > 1 else "one rank"
         return warn(
             "OMP_NUM_THREADS",
-            f"{threads} threads for each of {place.local_ranks} ranks on {cores} cores: they take "
-            "turns, and measured times mean little",
+            f"{threads} threads for {ranks} on {cores} cores: they take turns, and measured times "
+            "mean little",
             f"set OMP_NUM_THREADS to {max(1, cores // place.local_ranks)}",
             source="https://docs.pytorch.org/docs/stable/elastic/run.html",
         )

@@ -34,7 +34,8 @@ from dynapar.plan import StepPlan
 from dynapar.plan.columns import PlanColumns, offsets_of, owners, positions, queues_in_order
 from dynapar.plan.pricing import policy_costs, price_layout
 from dynapar.planner.config import PlannerConfig
-from dynapar.planner.problem import Problem, make_problem
+from dynapar.planner.problem import make_problem
+from dynapar.planner.recompute_bound import work_bound
 from dynapar.planner.recompute_split import split
 
 
@@ -178,32 +179,6 @@ class _Best:
             homogeneous_makespan=ticks,
             chosen="homogeneous" if single else "dynamic",
         )
-
-
-def work_bound(problem: Problem, memory: MemoryLimits) -> int:
-    """A bound of the makespan, in ticks, by the work that the budget makes necessary.
-
-    A rank that holds n of a microbatch's tokens under policy p spends its linear work there, and
-    once the fixed costs, of which n / room_p count, since no rank holds more than room_p. Over the
-    ranks of the microbatch that is its tokens times linear_p + fixed_p / room_p, whatever p is at
-    least its tokens times the least of these; attention and encoder add at least their work at
-    degree 1 under "none". All of it is spread over all ranks. Half a tick for each rounding is
-    taken off: of two terms on each rank of a sample, at most at its largest degree, and of each
-    encoder unit.
-    """
-    jobs, limits, tokens = problem.jobs, problem.limits, problem.jobs.tokens.astype(np.float64)
-    each = []
-    for policy in memory.policies:
-        costs = policy_costs(problem.costs, policy.policy, memory)
-        priced = coefficients(costs, ranks_per_node=problem.cluster.ranks_per_node)
-        room = min(policy.room(memory.budget, 0), memory.capacity)
-        each.append(priced.linear_token + (priced.fixed + priced.linear_rank) / room)
-    none = problem.constants
-    own = min(each) * tokens + none.attention_pair * tokens * (jobs.reach + none.attention_half)
-    # Whole ticks before they are summed: the same on every machine.
-    work = int(np.floor(own).astype(np.int64).sum()) - len(tokens) * limits.largest
-    work += int(jobs.encoder_ticks.sum()) - len(problem.unit_tokens)
-    return max(0, work // limits.ranks)
 
 
 def relaxed(plan: StepPlan, *, memory: MemoryLimits, costs: Costs, bound: int) -> StepPlan:

@@ -2,8 +2,10 @@
 
 The planner lays a step out for equal ranks. Here its samples that fit one rank are dealt anew, the
 dearest first, each to the rank that would end first with it; rings keep their degrees and move, in
-their node, to where they end first. The result is taken where it ends sooner at these speeds than
-the plan as it was.
+their node, to where they end first. Where all ranks must run equally many microbatches, rings and
+the places of microbatches in the queues stay, and samples change their microbatch. Within a budget
+of bytes a sample goes where its rank's bytes hold it, under the cheapest recompute policy that
+holds it alone. The result is taken where it ends sooner at these speeds than the plan as it was.
 """
 
 from __future__ import annotations
@@ -13,18 +15,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dynapar.cluster import Cluster
 from dynapar.costs import Costs, coefficients
-from dynapar.packing.ticks import sample_columns, unit_columns
 from dynapar.plan import MicroBatch, StepPlan
 from dynapar.plan.pricing import price_layout
+from dynapar.planner.alone import Alone
 from dynapar.planner.build import GivenMicroBatch, GivenSample, assemble
 from dynapar.planner.config import PlannerConfig
+from dynapar.planner.recompute import relaxed
 from dynapar.speeds import FULL
-
-IntArray = npt.NDArray[np.int64]
 
 SHORT = 4
 """What takes one rank at most one part in this of the step is dealt whole, also out of rings."""
@@ -41,7 +41,7 @@ def deal_by_speed(
     """The plan, or one of the same samples that ends sooner on ranks of these speeds.
 
     Its times stay those of ranks of full speed; `paced_makespan` has the others. A plan whose ranks
-    meet in waves, whose counts are equal, or that follows from a budget of bytes is kept as it is.
+    meet in waves is kept as it is: `dynapar train`, which alone follows speeds, runs none.
 
     Args:
         plan: For equal ranks.
@@ -50,18 +50,27 @@ def deal_by_speed(
         costs: Of the plan.
         config: Of the plan.
     """
-    fixed = plan.sync != "step" or plan.equal_counts or plan.memory is not None
-    if fixed or plan.columns.recompute.any() or all(speed == FULL for speed in speeds):
+    unknown = plan.memory is None and plan.columns.recompute.any()
+    if plan.sync != "step" or unknown or all(speed == FULL for speed in speeds):
         return plan
-    deal = _Deal(plan, speeds, costs, config)
+    deal = _Deal(plan, speeds, costs)
+    given = deal.swapped() if plan.equal_counts else [*deal.rings(), *deal.singles()]
+    if given is None:
+        return plan
     dealt = assemble(
         plan.samples,
-        microbatches=[*deal.rings(), *deal.singles()],
+        microbatches=given,
         step=plan.step,
         cluster=cluster,
         costs=costs,
-        config=config,
+        config=replace(
+            config, memory=None, capacity=plan.capacity, encoder_capacity=plan.encoder_capacity
+        ),
+        encoders=deal.encoders,
     )
+    if plan.memory is not None:
+        dealt = relaxed(dealt, memory=plan.memory, costs=costs, bound=plan.lower_bound)
+        dealt = replace(dealt, homogeneous_makespan=0)
     if paced_makespan(dealt, costs, speeds) >= paced_makespan(plan, costs, speeds):
         return plan
     return replace(dealt, plan_seconds=plan.plan_seconds)
@@ -111,26 +120,22 @@ class _Ring(NamedTuple):
 
 
 class _Deal:
-    """A step in the middle of being dealt again."""
+    """A step in the middle of being dealt again.
 
-    def __init__(
-        self, plan: StepPlan, speeds: Sequence[int], costs: Costs, config: PlannerConfig
-    ) -> None:
-        self._plan, self._speeds, self._config = plan, speeds, config
+    Attributes:
+        encoders: For each sample's row, the rank of each of its encoder units: a ring's keep their
+            place in it, which the plan found room for; others are on their sample's rank.
+    """
+
+    def __init__(self, plan: StepPlan, speeds: Sequence[int], costs: Costs) -> None:
+        self._plan, self._speeds = plan, speeds
         self._free = [0] * plan.ranks
-        constants = coefficients(costs, ranks_per_node=plan.ranks_per_node)
-        table = plan.samples
-        self._tokens = np.array(table.llm_tokens, np.int64)
-        self._encoder = np.array(table.encoder_tokens, np.int64)
-        units = unit_columns(np.array(table.unit_tokens, np.int64), constants)
-        ends = np.concatenate(([0], np.cumsum(units)))
-        encode = ends[table.unit_offsets[1:]] - ends[table.unit_offsets[:-1]]
-        columns = sample_columns(self._tokens, 1, constants, reach=table.reach)
-        alone = columns.sum(axis=1) + encode
-        # A microbatch's fixed time, shared by what fills it.
-        fill = np.maximum(self._tokens / config.capacity, self._encoder / config.encoder_capacity)
-        self._ticks: IntArray = alone + (fill * constants.fixed).astype(np.int64)
+        self._alone = Alone(plan, costs)
         self._pool: list[int] = []
+        self.encoders: list[tuple[int, ...]] = [()] * len(plan.samples)
+        for micro in plan.microbatches:
+            for place in micro.placements:
+                self.encoders[place.sample] = place.encoders
 
     def rings(self) -> list[GivenMicroBatch]:
         """Microbatches of several ranks, dearest first, where each ends first."""
@@ -143,6 +148,8 @@ class _Deal:
             for rank in ranks:
                 self._free[rank] = end
             samples = [(row, tuple(r + shift for r in own)) for row, own in ring.samples]
+            for row, _ in samples:
+                self.encoders[row] = tuple(rank + shift for rank in self.encoders[row])
             placed.append((ranks, samples))
         return placed
 
@@ -151,12 +158,10 @@ class _Deal:
         kept: list[GivenSample] = []
         for place in micro.placements:
             row = place.sample
-            fits = (
-                self._tokens[row] <= self._config.capacity
-                and self._encoder[row] <= self._config.encoder_capacity
+            short = (
+                len(place.ranks) == 1 or SHORT * int(self._alone.ticks[row]) <= self._plan.makespan
             )
-            short = len(place.ranks) == 1 or SHORT * self._ticks[row] <= self._plan.makespan
-            if short and fits:
+            if short and self._alone.fits(row):
                 self._pool.append(row)
             else:
                 kept.append((row, place.ranks))
@@ -180,31 +185,63 @@ class _Deal:
     def singles(self) -> list[GivenMicroBatch]:
         """Each sample of the pool on the rank that ends first with it, packed."""
         mine: list[list[int]] = [[] for _ in self._free]
-        free = np.array(self._free, np.int64)
-        speeds = np.array(self._speeds, np.int64)
-        for row in sorted(self._pool, key=lambda row: (-int(self._ticks[row]), row)):
-            ends = free + (2 * self._ticks[row] * FULL + speeds) // (2 * speeds)
+        free, speeds = np.array(self._free, np.int64), np.array(self._speeds, np.int64)
+        for row in self._dearest_first():
+            ends = free + (2 * self._alone.ticks[row] * FULL + speeds) // (2 * speeds)
             rank = int(np.argmin(ends))
             free[rank] = ends[rank]
             mine[rank].append(row)
         return [
-            ((rank,), [(row, (rank,)) for row in pack])
+            self._on(rank, pack)
             for rank, rows in enumerate(mine)
-            for pack in self._packs(rows)
+            for pack in self._alone.packs(rows)
         ]
 
-    def _packs(self, rows: list[int]) -> list[list[int]]:
-        """First fit, most tokens first, within both capacities."""
-        packs: list[list[int]] = []
-        room: list[list[int]] = []
-        for row in sorted(rows, key=lambda row: (-int(self._tokens[row]), row)):
-            tokens, encoder = int(self._tokens[row]), int(self._encoder[row])
-            fits = (n for n, left in enumerate(room) if tokens <= left[0] and encoder <= left[1])
-            number = next(fits, len(packs))
-            if number == len(packs):
-                packs.append([])
-                room.append([self._config.capacity, self._config.encoder_capacity])
-            packs[number].append(row)
-            room[number][0] -= tokens
-            room[number][1] -= encoder
-        return packs
+    def _dearest_first(self) -> list[int]:
+        return sorted(self._pool, key=lambda row: (-int(self._alone.ticks[row]), row))
+
+    def _on(self, rank: int, rows: Sequence[int]) -> GivenMicroBatch:
+        for row in rows:
+            self.encoders[row] = (rank,) * len(self.encoders[row])
+        return (rank,), [(row, (rank,)) for row in rows]
+
+    def swapped(self) -> list[GivenMicroBatch] | None:
+        """The same microbatches in the same places, those of one rank with other samples.
+
+        Returns:
+            None where some sample found no room, so that the plan had better stay as it is.
+        """
+        micros = self._plan.microbatches
+        numbers = [n for n, micro in enumerate(micros) if len(micro.ranks) == 1]
+        ranks = np.array([micros[n].ranks[0] for n in numbers], np.int64)
+        speeds = np.array(self._speeds, np.int64)[ranks]
+        for micro in micros:
+            if len(micro.ranks) > 1:
+                end = self._end(_Ring(micro.ranks, [], micro.ticks), 0)
+                for rank in micro.ranks:
+                    self._free[rank] = end
+            else:
+                self._pool += [place.sample for place in micro.placements]
+        free = np.array(self._free, np.int64)
+        held = self._alone.bins(len(numbers))
+        rows_of: list[list[int]] = [[] for _ in numbers]
+        order = self._dearest_first()
+        for done, row in enumerate(order):
+            room = held.room(row)
+            if len(order) - done == np.count_nonzero(held.tokens == 0):
+                room &= held.tokens == 0  # no microbatch may stay empty
+            if not room.any():
+                return None
+            ends = free[ranks] + (2 * self._alone.ticks[row] * FULL + speeds) // (2 * speeds)
+            first = np.flatnonzero(room & (ends == ends[room].min()))
+            place = int(first[np.argmin(held.tokens[first])])
+            free[ranks[place]] = ends[place]
+            held.put(row, place)
+            rows_of[place].append(row)
+        given: list[GivenMicroBatch] = [
+            (micro.ranks, [(place.sample, place.ranks) for place in micro.placements])
+            for micro in micros
+        ]
+        for number, rank, rows in zip(numbers, ranks.tolist(), rows_of, strict=True):
+            given[number] = self._on(rank, rows)
+        return given

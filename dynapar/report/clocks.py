@@ -134,7 +134,8 @@ def unfit(clocks: Clocks, plan: StepPlan, digest: str) -> str:
                 )
     for name, value in _named(clocks):
         if not math.isfinite(value) or (value < 0 and name != "loss"):
-            return f"{name} is {value}, which is no time that can be measured"
+            least = "" if name == "loss" else " of 0 or more"
+            return f"{name} is {value}; expected a finite number{least}"
     return ""
 
 

@@ -15,6 +15,7 @@ from dynapar.report.page import page
 from dynapar.report.record import report_to_json, summary
 from dynapar.report.source import Source, open_source
 from dynapar.report.trace import write_trace
+from dynapar.report.units import plural
 from dynapar.report.words import in_short, pricing
 
 
@@ -60,9 +61,9 @@ def report_command(
         lines.append(f"data written to {data}")
     if trace is not None:
         written = write_trace(source, trace)
-        left_out = f"; {written.left_out} later steps left out" if written.left_out else ""
+        left_out = f"; {written.left_out:,} later steps left out" if written.left_out else ""
         lines.append(
-            f"trace of {written.steps} steps written to {trace}{left_out}: open it in "
+            f"trace of {plural(written.steps, 'step')} written to {trace}{left_out}: open it in "
             f"ui.perfetto.dev or chrome://tracing"
         )
     if json:

@@ -20,7 +20,7 @@ from dynapar.report.plot import (
     table,
     thinned,
 )
-from dynapar.report.units import count, percent, plural, seconds
+from dynapar.report.units import count, longest_share, percent, plural, seconds
 
 _LENGTHS = [(2.0**k, f"{2**k:,}" if k < 10 else f"{2 ** (k - 10):,}k") for k in range(0, 41, 2)]
 _SECONDS = [
@@ -46,8 +46,8 @@ def data_figures(mix: DataMix) -> list[str]:
         ),
         figure(
             "Where the tokens are",
-            f"The same bars with the tokens that their samples hold. The longest 1 % of the "
-            f"samples hold {percent(mix.top_share)} of all tokens; the median sample has "
+            f"The same bars with the tokens that their samples hold. {percent(mix.top_share)} of "
+            f"all tokens are in {longest_share(mix.samples)}; the median sample has "
             f"{mix.median:,}.",
             legend(kinds) + _histogram(mix, tokens=True),
         ),

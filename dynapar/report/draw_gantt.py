@@ -11,7 +11,7 @@ from dynapar.report.model import Box, Gantt, MicrobatchFigures
 from dynapar.report.plot import Axis, frame, group, legend, linear, rect, rule
 from dynapar.report.units import percent, plural, seconds
 
-ALIKE = 4.0
+ALIKE = 2.0
 """Planned and measured times up to so many times apart are drawn on one scale."""
 LEAST_HEIGHT, MOST_HEIGHT = 150, 460
 """Of an area, pixels."""

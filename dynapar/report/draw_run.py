@@ -181,9 +181,8 @@ def _ranks(measured: Measured) -> str:
     factors = [rank.factor for rank in ranks]
     high, low = max(1.2, 1.08 * max(factors)), min(0.8, 0.95 * min(factors))
     last = len(ranks) - 1
-    found = linear(last + 0.5, "rank", low=-0.5, marks=min(8, max(1, last)))
-    marks = tuple((v, f"{round(v):,}") for v, _ in found.marks if abs(v - round(v)) < 1e-6)
-    x = Axis(low=-0.5, high=last + 0.5, title="rank", marks=marks)
+    marks = thinned([(float(rank), f"{rank:,}") for rank in range(len(ranks))], 16)
+    x = Axis(low=-0.5, high=last + 0.5, title="rank", marks=tuple(marks))
     y = linear(high, "times the others", low=low, marks=4)
     shapes = [rule(y.at(1.0), "l-equal")]
     for rank in ranks:

@@ -169,7 +169,7 @@ def _gains(planned: Sequence[PlannedStep], compared: Compared) -> str:
         for step in planned
         if step.step in set(compared.steps) and step.homogeneous_degree and step.makespan
     }
-    curves = [Curve(kind="l-homogeneous", name="best single degree of the step", values=ratios)]
+    curves = []
     ours = compared.layouts[0].makespans
     for layout in compared.layouts[1:]:
         rows = zip(compared.steps, layout.makespans, ours, strict=True)
@@ -180,6 +180,8 @@ def _gains(planned: Sequence[PlannedStep], compared: Compared) -> str:
                 values={step: other / own for step, other, own in rows if own},
             )
         )
+    single = Curve(kind="l-homogeneous", name="best single degree of the step", values=ratios)
+    curves.append(single)
     steps = compared.steps
     x = step_axis(steps)
     values = [value for curve in curves for value in curve.values.values()]
@@ -211,12 +213,18 @@ def _gaps(planned: Sequence[PlannedStep]) -> str:
     largest = max(curve.values.values())
     x, y = step_axis(steps), linear(max(1.0, 1.1 * largest), "% above the bound", marks=4)
     worst = max(planned, key=lambda step: step.gap)
+    dealt = (
+        " Steps dealt for ranks of unequal speed stand here as if ranks were equal."
+        if any(step.dealt for step in planned)
+        else ""
+    )
     shapes = [series(x, y, steps, each) for each in curves]
     shapes += pointers(x, steps, values_tip(steps, curves, lambda gap: f"{gap:.2f} %"))
     return figure(
         "Gap to the lower bound",
         f"Makespan over lower bound, minus 1. Part of it may be the bound's own weakness: the true "
-        f"optimum lies in between. The largest is {percent(worst.gap)}, in step {worst.step}.",
+        f"optimum lies in between. The largest is {percent(worst.gap)}, in step "
+        f"{worst.step}.{dealt}",
         (legend([(each.kind, each.name) for each in curves]) if len(curves) > 1 else "")
         + frame(shapes, x, y, height=130, label="Gap of each step"),
         name="gaps",

@@ -69,7 +69,9 @@ def gather(
         mix.add(plan, coefficients(costs, ranks_per_node=plan.ranks_per_node))
         if (clocks := source.clocks.get(plan.step)) is not None:
             clock.add(plan, clocks)
-        steps.append(_planned(plan, settings.setdefault(_setting(plan), len(settings))))
+        own = _planned(plan, settings.setdefault(_setting(plan), len(settings)))
+        speeds = clocks.speeds if clocks is not None else ()
+        steps.append(replace(own, dealt=any(speed != 1 for speed in speeds)))
         advance("reading plans", done, len(source.lines))
     ordered, steps = _most_frequent_first(list(settings), steps)
     notes = [note] if note else []
@@ -179,7 +181,7 @@ def _compare(
         return None, []
     mean = sum(step.samples for step in alike) / len(alike)
     most = max(1, min(question.compare, int(MOST_COMPARED_SAMPLES / mean)))
-    chosen = spread(alike, most)
+    chosen = spread([step for step in alike if not step.dealt] or alike, most)
     return compare_plans(
         [source.plan(step.step) for step in chosen],
         costs,

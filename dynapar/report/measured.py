@@ -241,9 +241,12 @@ def _median_rank(rank: IntArray, predicted: FloatArray, measured: FloatArray, ra
 
 
 def _median_vote(votes: FloatArray) -> float:
-    """The median of those above 0; 1 without any."""
-    votes = votes[votes > 0]
-    return float(np.median(votes)) if len(votes) else 1.0
+    """The median of those above 0, of two middle ones the lower: of two ranks the faster one.
+
+    1 without any.
+    """
+    votes = np.sort(votes[votes > 0])
+    return float(votes[(len(votes) - 1) // 2]) if len(votes) else 1.0
 
 
 def microbatch_seconds(plan: StepPlan, clocks: Clocks) -> FloatArray:

@@ -51,11 +51,14 @@ class PlannedStep:
     gap: float
     optimal: bool
     homogeneous_degree: int
-    """0 where no single degree fits."""
+    """0 where no single degree fits, or none was looked for."""
     homogeneous: float
     """Makespan of the best single degree of this step."""
     chosen: Literal["dynamic", "homogeneous"]
     plan_seconds: float
+    dealt: bool = False
+    """Whether it was dealt for ranks of unequal speed: its makespan and gap are those of equal
+    ranks, for which other layouts are shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

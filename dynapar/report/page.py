@@ -21,6 +21,11 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 MOST_ROWS = 40
 """Steps in the table at the end."""
 WORDS = (
+    (
+        "step",
+        "of the optimizer; counted from 0 here and in the files, from 1 where `dynapar train` "
+        "prints",
+    ),
     ("rank", "one replica of the model; a tensor-parallel group counts as one"),
     ("microbatch", "ranks and the packed samples that they run in one forward and backward"),
     ("ring", "the ranks of a microbatch, when there are two or more of them"),
@@ -135,7 +140,7 @@ def _table(report: Report) -> str:
             "optimal" if step.optimal else percent(step.gap),
             f"{seconds(step.homogeneous)} at {step.homogeneous_degree}"
             if step.homogeneous_degree
-            else "none fits",
+            else "-",
         ]
         if measured:
             found = measured.get(step.step)
@@ -146,7 +151,13 @@ def _table(report: Report) -> str:
             )
         return cells
 
-    note = "<p class=caption>Degrees: degree x samples.</p>"
+    note = "Degrees: degree x samples."
+    if not all(step.homogeneous_degree for step in steps):
+        note += (
+            " Best single degree: - where none holds all samples, or where none was looked for, as "
+            "in random layouts and in steps dealt for ranks of unequal speed."
+        )
+    note = f"<p class=caption>{note}</p>"
     return text + table(head, [row(step) for step in steps]) + note
 
 

@@ -67,6 +67,11 @@ def open_source(path: Path) -> Source:
             dynapar wrote it.
     """
     run = path.is_dir()
+    if run and not (path / PLANS).exists():
+        raise SourceError(
+            f"{path} has no {PLANS}; expected the folder of a run, in which `dynapar train` writes "
+            "it with the first step. Give that folder, or a file of plans itself"
+        )
     plans = open_lines(path / PLANS if run else path)
     if not plans.lines:
         left_out = f" ({plans.note})" if plans.note else ""

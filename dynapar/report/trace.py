@@ -24,8 +24,9 @@ from dynapar.report.source import Source
 
 PLANNED, MEASURED = 1, 2
 """Process numbers."""
-STEPS = 0
-"""The thread of the steps; rank r is thread r + 1."""
+STEPS = 100
+"""The thread of the steps; rank r is thread `STEPS` + r + 1. Perfetto takes thread 0, and one with
+the number of its process, for the process's main thread, and would draw both on one track."""
 MOST_EVENTS = 400_000
 """Beyond it viewers stall; later steps are then left out."""
 
@@ -78,10 +79,14 @@ def write_trace(source: Source, path: Path, *, most: int = MOST_EVENTS) -> Writt
 
 def _names(process: int, name: str, ranks: int) -> Iterator[Event]:
     yield _meta(process, STEPS, "process_name", {"name": name})
-    threads = [(STEPS, "steps"), *((rank + 1, f"rank {rank}") for rank in range(ranks))]
+    threads = [(STEPS, "steps"), *((_thread(rank), f"rank {rank}") for rank in range(ranks))]
     for thread, text in threads:
         yield _meta(process, thread, "thread_name", {"name": text})
         yield _meta(process, thread, "thread_sort_index", {"sort_index": thread})
+
+
+def _thread(rank: int) -> int:
+    return STEPS + rank + 1
 
 
 def _meta(process: int, thread: int, name: str, values: Json) -> Event:
@@ -121,10 +126,10 @@ def _planned(plan: StepPlan, offset: int) -> Iterator[Event]:
         values = _values(plan, number)
         for rank in micro.ranks:
             begin, end = offset + parts[0][1], offset + parts[-1][2]
-            yield _slice(PLANNED, rank + 1, _name(plan, number), begin, end, values)
+            yield _slice(PLANNED, _thread(rank), _name(plan, number), begin, end, values)
             if len(parts) > 1:
                 for part, start, stop in parts:
-                    yield _slice(PLANNED, rank + 1, part, offset + start, offset + stop, {})
+                    yield _slice(PLANNED, _thread(rank), part, offset + start, offset + stop, {})
 
 
 def _name(plan: StepPlan, number: int) -> str:
@@ -164,16 +169,16 @@ def _measured(plan: StepPlan, clocks: Clocks, offset: int) -> Iterator[Event]:
     for rank, waited in enumerate(clocks.waited):
         if waited > 0:
             begin = offset + _micros(waited)
-            yield _slice(MEASURED, rank + 1, "waiting for the loader", offset, begin, {})
+            yield _slice(MEASURED, _thread(rank), "waiting for the loader", offset, begin, {})
     done = list(clocks.waited)
     for box in measured_boxes(plan, clocks):
         rank, start = box.first, clocks.waited[box.first] + box.start
         done[rank] = start + box.seconds
         begin, end = offset + _micros(start), offset + _micros(done[rank])
         name, values = _name(plan, box.microbatch), _values(plan, box.microbatch)
-        yield _slice(MEASURED, rank + 1, name, begin, end, values)
+        yield _slice(MEASURED, _thread(rank), name, begin, end, values)
     for rank, step in enumerate(clocks.steps):
         begin = offset + _micros(done[rank])
         end = offset + _micros(clocks.waited[rank] + step)
         if end > begin:
-            yield _slice(MEASURED, rank + 1, "closing pass", begin, end, {})
+            yield _slice(MEASURED, _thread(rank), "closing pass", begin, end, {})

@@ -75,3 +75,13 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([value])
     return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def longest_share(samples: int) -> str:
+    """Whose tokens `DataMix.top_share` counts.
+
+    >>> longest_share(24), longest_share(288)
+    ('the longest of the 24 samples', 'the longest 1 % of the samples')
+    """
+    few = samples < 200
+    return f"the longest of the {samples:,} samples" if few else "the longest 1 % of the samples"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from dynapar.report.model import Compared, LayoutFigures, Measured, Report
-from dynapar.report.units import count, percent, plural, ranges, seconds, times
+from dynapar.report.model import Compared, LayoutFigures, Measured, PlannedStep, Report
+from dynapar.report.units import count, longest_share, percent, plural, ranges, seconds, times
 
 
 class Sentence(NamedTuple):
@@ -44,12 +44,18 @@ def _what(report: Report) -> Sentence:
     )
 
 
+def of_equal_ranks(steps: Sequence[PlannedStep]) -> Sequence[PlannedStep]:
+    """The steps whose makespans and gaps say something; all where there is none."""
+    return [step for step in steps if not step.dealt] or steps
+
+
 def _gap(report: Report) -> Sentence:
-    worst = max(report.steps, key=lambda step: step.gap)
-    optimal = sum(step.optimal for step in report.steps)
+    steps = of_equal_ranks(report.steps)
+    worst = max(steps, key=lambda step: step.gap)
+    optimal = sum(step.optimal for step in steps)
     proven = f" {plural(optimal, 'step')} proven optimal." if optimal else ""
     return Sentence(
-        percent(fmean(step.gap for step in report.steps)),
+        percent(fmean(step.gap for step in steps)),
         f"above the proven lower bound is the mean makespan ({percent(worst.gap)} in step "
         f"{worst.step}, the worst): no layout of these samples under the same costs can gain more "
         f"than that.{proven}",
@@ -61,7 +67,7 @@ def _gains(report: Report, compared: Compared) -> Iterator[Sentence]:
     among = (
         f"over {plural(len(compared.steps), 'step')}"
         if len(compared.steps) == len(report.steps)
-        else f"over {len(compared.steps):,} of {plural(len(report.steps), 'step')}, evenly spread"
+        else f"over {len(compared.steps):,} of {plural(len(report.steps), 'step')}"
     )
     if static := by_name.get("static"):
         yield Sentence(
@@ -91,7 +97,7 @@ def _gains(report: Report, compared: Compared) -> Iterator[Sentence]:
     origin = "measured costs" if compared.measured else "reference costs, not measured here"
     yield Sentence(
         f"{count(ours.tokens_per_second)} tokens/s",
-        f"are predicted, closing passes included, under costs {compared.costs} ({origin}).",
+        f'are predicted, closing passes included, under costs "{compared.costs}" ({origin}).',
     )
 
 
@@ -106,8 +112,11 @@ def _where_idle(layout: LayoutFigures) -> str:
 
 
 def _degrees(report: Report) -> Iterator[Sentence]:
-    same = sum(step.chosen == "homogeneous" for step in report.steps)
+    same = sum(len(step.samples_by_degree) == 1 for step in report.steps)
     used = sorted({degree for step in report.steps for degree in step.samples_by_degree})
+    if len(used) == 1:
+        yield Sentence(f"Degree {used[0]}", "is that of all samples, in all steps.")
+        return
     yield Sentence(
         f"{same:,} of {plural(len(report.steps), 'step')}",
         f"run all samples at one degree, because nothing mixed was shorter; over the whole run "
@@ -165,9 +174,10 @@ def _data(report: Report) -> Iterator[Sentence]:
     if not mix.samples:
         return
     longest = mix.longest[0]
+    few = mix.samples < 200
     yield Sentence(
         percent(mix.top_share),
-        f"of all tokens are in the longest 1 % of the samples. The longest has "
+        f"of all tokens are in {longest_share(mix.samples)}. {'It' if few else 'The longest'} has "
         f"{longest.tokens:,} tokens ({longest.tokens / mix.median:,.0f} times the median) and was "
         f"shared by {plural(longest.degree, 'rank')}.",
     )
@@ -182,7 +192,8 @@ def _data(report: Report) -> Iterator[Sentence]:
 
 def cards(report: Report) -> list[tuple[str, str]]:
     """The figures for the head of the page: (figure, name)."""
-    found = [(percent(fmean(step.gap for step in report.steps)), "mean gap to the bound")]
+    gap = fmean(step.gap for step in of_equal_ranks(report.steps))
+    found = [(percent(gap), "mean gap to the bound")]
     if report.compared is not None:
         names = {"static": "gain over static", "padded": "gain over padded"}
         found += [
@@ -208,20 +219,21 @@ def cards(report: Report) -> list[tuple[str, str]]:
 
 def pricing(report: Report) -> str:
     """Where the times come from, and how far they can be trusted."""
-    named = report.settings[0].costs or "without a name"
+    named = report.settings[0].costs
+    called = f'"{named}"' if named else "without a name"
     if report.compared is None:
-        return f"Times were predicted with costs {named}." + _paced(report.measured)
+        return f"Times were predicted with costs {called}." + _paced(report.measured)
     compared = report.compared
     origin = (
         "measured on the hardware that they are used for"
         if compared.measured
         else "reference figures, measured nowhere; compare plans, not clocks"
     )
-    text = f"Times were predicted with costs {named}"
+    text = f"Times were predicted with costs {called}"
     if named == compared.costs:
         text += f": {origin}."
     else:
-        text += f"; what is compared here is priced with {compared.costs}: {origin}."
+        text += f'; what is compared here is priced with "{compared.costs}": {origin}.'
     if compared.difference > 1e-9:
         text += (
             f" These are not quite those of the plans, whose own makespans differ by up to "
@@ -236,8 +248,13 @@ def _paced(measured: Measured | None) -> str:
     slow = [step.least_speed for step in steps if step.least_speed < 1]
     if not slow:
         return ""
+    left_out = (
+        " and count neither in the mean gap nor in the comparison with static and padded"
+        if len(slow) < len(steps)
+        else ""
+    )
     return (
         f" {plural(len(slow), 'step')} of {len(steps):,} were dealt for ranks of unequal speed "
-        f"(the slowest at {times(min(slow))}); makespans, gaps and gains are those of equally fast "
+        f"(the slowest at {times(min(slow))}){left_out}: their makespans are those of equally fast "
         f"ranks, for which other layouts would be shorter."
     )

@@ -113,6 +113,7 @@ def make_follower(
         first=done.step,
         lag=run.config.lookahead + 1,
         report=report,
+        unused=run.speeds_unused,
     )
 
 
@@ -166,8 +167,9 @@ def run_step(run: Run, loader: StepLoader) -> StepRecord:
     norm = _update(run, loaded, result)
     ranks = gather_times(run, loaded.plan, queue, result, waited)
     loader.report(own_pace(run, loaded.plan, ranks[run.ranks.rank]))
-    follower, equal = loader.follower, Speeds.equal(run.ranks.ranks)
-    speeds = equal if follower is None else follower.at(loaded.step)
+    equal = Speeds.equal(run.ranks.ranks)
+    known = equal if loader.follower is None else loader.follower.at(loaded.step)
+    published = equal.published if run.speeds_unused else known.published
     return StepRecord(
         plan=loaded.plan,
         costs=run.costs,
@@ -176,9 +178,9 @@ def run_step(run: Run, loader: StepLoader) -> StepRecord:
         targets=loaded.targets,
         seconds=time.perf_counter() - began,
         ranks=ranks,
-        speeds=tuple(speed / FULL for speed in speeds.published),
-        scale=speeds.scale,
-        paced_makespan=paced_makespan(loaded.plan, run.costs, speeds.published),
+        speeds=tuple(speed / FULL for speed in published),
+        scale=known.scale,
+        paced_makespan=paced_makespan(loaded.plan, run.costs, published),
     )
 
 

@@ -68,6 +68,8 @@ class Run:
 
     def deal(self, plan: StepPlan, speeds: Sequence[int]) -> StepPlan:
         """The plan for ranks of these speeds, in thousandths of the fastest one's."""
+        if self.speeds_unused:
+            return plan
         return deal_by_speed(
             plan,
             speeds=speeds,
@@ -75,6 +77,14 @@ class Run:
             costs=self.costs,
             config=planner_config(self.config),
         )
+
+    @property
+    def speeds_unused(self) -> str:
+        """Why plans do not follow the ranks' speeds; empty where they do."""
+        scheduler = self.config.planner.scheduler
+        if scheduler == "dynamic":
+            return ""
+        return f"planner.scheduler is {scheduler!r}, whose layouts are not dealt again"
 
     @property
     def identity(self) -> Mapping[str, str | int]:

@@ -97,16 +97,64 @@ def test_no_single_policy_is_shorter(samples: SampleTable, tokens: int, lockstep
         assert plan.makespan <= plan.homogeneous_makespan
 
 
-@settings(max_examples=12)
-@given(samples=steps, seed=st.integers(0, 1000), tokens=st.integers(6_000, 40_000))
+@settings(max_examples=24)
+@given(
+    samples=steps,
+    seed=st.integers(0, 1000),
+    tokens=st.integers(3_000, 40_000),
+    fixed=st.sampled_from([0.001, 0.03, 0.5]),
+    lockstep=st.booleans(),
+)
 def test_the_bound_is_below_any_plan_of_the_budget(
-    samples: SampleTable, seed: int, tokens: int
+    samples: SampleTable, seed: int, tokens: int, fixed: float, lockstep: bool
 ) -> None:
-    memory = budget(tokens)
-    config = PlannerConfig(capacity=1, encoder_capacity=1, memory=memory)
-    wild = random_plan(samples, seed=seed, step=0, cluster=CLUSTER, costs=COSTS, config=config)
-    validate(wild, COSTS)
-    assert planned(samples, memory).lower_bound <= wild.makespan
+    """Also with two moments that may be the peak, and where fixed times are what counts."""
+    memory = two_moments(budget(tokens))
+    costs = replace(COSTS, fixed=replace(COSTS.fixed, microbatch=fixed))
+    config = PlannerConfig(
+        capacity=1,
+        encoder_capacity=1,
+        memory=memory,
+        sync="microbatch" if lockstep else "step",
+    )
+    try:
+        plan = plan_step(samples, step=0, cluster=CLUSTER, costs=costs, config=config)
+        wild = random_plan(samples, seed=seed, step=0, cluster=CLUSTER, costs=costs, config=config)
+    except PlanError:
+        return
+    for each in (plan, wild):
+        validate(each, costs)
+        assert plan.lower_bound <= each.makespan
+
+
+def two_moments(memory: MemoryLimits) -> MemoryLimits:
+    """The same budget with another moment, at which encoder tokens count more."""
+    policies = []
+    for limits in memory.policies:
+        other = Piece(5_000, limits.pieces[0].token // 2, 30)
+        most = (memory.budget - other.fixed) // (other.token + 4 * other.encoder_token)
+        capacity = min(limits.capacity, most)
+        policies.append(
+            replace(
+                limits,
+                pieces=(*limits.pieces, other),
+                capacity=capacity,
+                encoder_capacity=4 * capacity,
+            )
+        )
+    return replace(memory, policies=tuple(policies))
+
+
+def test_the_bound_knows_what_bytes_make_necessary() -> None:
+    """Video in 80 GB, in waves: what keeps everything holds so little that it waits for weights."""
+    model = MemoryModel(
+        shape=load_model_shape("qwen2.5-vl-7b"), sharding="full", ranks=CLUSTER.ranks
+    )
+    memory = memory_limits(
+        model, memory=parse_bytes("80GB"), policies=("none", "selective", "full")
+    )
+    samples = draw("video", 64, seed=0, longest=65_536)
+    assert planned(samples, memory, "microbatch").gap <= 0.12
 
 
 @settings(max_examples=12)

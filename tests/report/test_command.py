@@ -34,7 +34,7 @@ def test_plans_get_a_page_beside_them(
     assert code == 0
     lines = out.splitlines()
     assert lines[0].startswith("2 steps of 24 samples and ")
-    assert lines[-2].startswith("Times were predicted with costs h100_7b: reference figures")
+    assert lines[-2].startswith('Times were predicted with costs "h100_7b": reference figures')
     assert lines[-1] == f"report written to {tmp_path / 'p.html'}"
     assert f"dynapar report {path}</code>" in (tmp_path / "p.html").read_text()
 

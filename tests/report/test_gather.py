@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,8 @@ from dynapar.report.gather import Question, gather, spread
 from dynapar.report.mix import _median_and_top
 from dynapar.report.model import Report
 from dynapar.report.source import open_source
+from dynapar.report.units import percent
+from dynapar.report.words import in_short, pricing
 from dynapar.simulate.compare import Scene, compare, gains
 from tests.report.small import CLUSTER, config, plans, row_of, table, write_plans, write_run
 
@@ -319,3 +322,46 @@ def test_settings_are_told_apart(tmp_path: Path) -> None:
         "The steps were planned under 2 settings (ranks 8 and 4): what is compared are 3 of 5 "
         "steps, those of the most frequent one.",
     )
+
+
+def test_steps_dealt_for_unequal_ranks_are_compared_with_nothing(tmp_path: Path) -> None:
+    """Their makespans are those of equal ranks, for which static may well be shorter."""
+    made = plans(4)
+    folder = write_run(tmp_path / "run", made)
+    rows = lines(folder / "metrics.jsonl")
+    for row in rows:
+        row["speeds"] = [1.0] * 7 + [0.5 if row["step"] in (1, 2) else 1.0]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = report(folder)
+    assert [step.dealt for step in found.steps] == [False, True, True, False]
+    assert found.compared is not None
+    assert found.compared.steps == (0, 3)
+    said = [" ".join(sentence) for sentence in in_short(found)]
+    mean = (made[0].gap + made[3].gap) / 2
+    assert said[1].startswith(f"{percent(mean)} above the proven lower bound")
+    assert "2 steps of 4 were dealt for ranks of unequal speed (the slowest at 0.50)" in pricing(
+        found
+    )
+    assert "count neither in the mean gap nor in the comparison" in pricing(found)
+    for row in rows:
+        row["speeds"] = [0.5] + [1.0] * 7
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    every = report(folder)
+    assert every.compared is not None
+    assert every.compared.steps == (0, 1, 2, 3)
+    assert "count neither" not in pricing(every)
+
+
+def test_of_two_ranks_the_slow_one_is_held_against_the_fast_one(tmp_path: Path) -> None:
+    two = [
+        plan_step(
+            table(step).draw(np.arange(1, 24)), step=step,
+            cluster=Cluster(nodes=1, ranks_per_node=2), costs=load_costs(None),
+            config=config("step"),
+        )
+        for step in range(6)
+    ]  # fmt: skip
+    found = report(write_run(tmp_path / "run", two, slow={1: 2.0}, cpu=True)).measured
+    assert found is not None
+    assert [rank.factor for rank in found.ranks] == pytest.approx([1.0, 2.0], rel=0.03)
+    assert [rank.straggler for rank in found.ranks] == [False, True]

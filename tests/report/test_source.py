@@ -99,7 +99,8 @@ def test_an_empty_run(tmp_path: Path) -> None:
     folder.mkdir()
     path = folder / "plans.jsonl"
     assert fails(folder) == (
-        f"{path}: No such file or directory; give a file of plans or the folder of a run"
+        f"{folder} has no plans.jsonl; expected the folder of a run, in which `dynapar train` "
+        "writes it with the first step. Give that folder, or a file of plans itself"
     )
     path.touch()
     assert fails(folder) == (
@@ -160,10 +161,13 @@ def test_a_step_twice(made: list[StepPlan], tmp_path: Path) -> None:
         (lambda row: row.update(plan_digest="f" * 64), "they are of another plan (ffffffffffff, "),
         (lambda row: row["ranks"].pop(), "they are of 7 ranks, the plan is for 8"),
         (lambda row: row["ranks"][2]["microbatches"].append(1.0), "rank 2 measured "),
-        (lambda row: row.update(loss=float("nan")), "loss is nan, which is no time"),
-        (lambda row: row["ranks"][1].update(step=float("inf")), "ranks[1].step is inf, "),
-        (lambda row: row["ranks"][0].update(waited=-1.0), "ranks[0].waited is -1.0, "),
-        (lambda row: row.update(speeds=[float("nan")]), "speeds[0] is nan, "),
+        (lambda row: row.update(loss=float("nan")), "loss is nan; expected a finite number."),
+        (
+            lambda row: row["ranks"][1].update(step=float("inf")),
+            "ranks[1].step is inf; expected a finite number of 0 or more.",
+        ),
+        (lambda row: row["ranks"][0].update(waited=-1.0), "ranks[0].waited is -1.0; expected"),
+        (lambda row: row.update(speeds=[float("nan")]), "speeds[0] is nan; expected"),
     ],
 )
 def test_measurements_that_cannot_be_used(
