@@ -20,7 +20,7 @@ from dynapar.console import Advance, Cell, progress, show_json, show_table
 from dynapar.costs import Costs, load_costs
 from dynapar.data.grouped import make_sampler, no_prefixes
 from dynapar.errors import CheckFailedError, ConfigError, PlanError, SourceError
-from dynapar.memory import POLICIES
+from dynapar.memory import POLICIES, transfer_price
 from dynapar.memory_command import BudgetRequest, limits_rows, room_of
 from dynapar.meta import SampleTable, read_metadata_jsonl
 from dynapar.plan import PlanFormError, StepPlan, Sync, plan_from_json, plan_to_json, validate
@@ -324,6 +324,8 @@ def plan_command(
                 "of prefixes that the members would have repeated."
             )
         print(f"Times by {_origin(used)}.")
+        if room.memory is not None and any(own.policy == "offload" for own in room.memory.policies):
+            print(f"{transfer_price(used).capitalize()}.")
         if out is not None:
             print(f"Plans written to {out}; check them with: dynapar plan --check {out}")
 

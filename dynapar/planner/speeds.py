@@ -125,7 +125,7 @@ class _Deal:
         units = unit_columns(np.array(table.unit_tokens, np.int64), constants)
         ends = np.concatenate(([0], np.cumsum(units)))
         encode = ends[table.unit_offsets[1:]] - ends[table.unit_offsets[:-1]]
-        columns = sample_columns(self._tokens, 1, constants, reach=table.reach)
+        columns = sample_columns(self._tokens, 1, constants, reach=table.reach_under(costs))
         alone = columns.sum(axis=1) + encode
         # A microbatch's fixed time, shared by what fills it.
         fill = np.maximum(self._tokens / config.capacity, self._encoder / config.encoder_capacity)
