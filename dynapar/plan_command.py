@@ -325,7 +325,7 @@ def plan_command(
             )
         print(f"Times by {_origin(used)}.")
         if room.memory is not None and any(own.policy == "offload" for own in room.memory.policies):
-            print(f"{transfer_price(used).capitalize()}.")
+            print(f"Of policies, {transfer_price(used)}.")
         if out is not None:
             print(f"Plans written to {out}; check them with: dynapar plan --check {out}")
 
