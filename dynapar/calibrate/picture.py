@@ -45,7 +45,7 @@ def draw(micros: Sequence[Checked], steps: Sequence[Checked]) -> str:
         parts.append(
             f'<line x1="{LEFT}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}" stroke="#889" '
             f'stroke-width="{weight}"/><text x="{LEFT - 8}" y="{y + 4:.1f}" '
-            f'text-anchor="end">{percent:+d} %</text>'
+            f'text-anchor="end">{f"{percent:+d}" if percent else 0} %</text>'
         )
     for seconds in _ticks(low, high):
         x = across(seconds)

@@ -87,7 +87,7 @@ def test_planted_costs_are_found(shape: ModelShape, outliers: int) -> None:
         if block.recompute == "none":
             expected = float(np.dot(features(samples, block), PLANTED))
             found = predict(samples, block, costs)
-            assert found == pytest.approx(expected, rel=0.02 if outliers else 1e-3)
+            assert found == pytest.approx(expected, rel=0.03 if outliers else 1e-3)
     assert costs.step.closing_step == 0.75
     assert costs.host == HostCosts(bytes_per_s=7e9)
     assert costs.exchange.bytes_per_s_in_node == pytest.approx(1e9)
