@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def table(n: int = 60) -> SampleTable:
     )
 
 
-def timings_of(blocks: np.ndarray, **changes: object) -> Timings:
+def timings_of(blocks: np.ndarray, **changes: Any) -> Timings:
     """Ends of a step of 0.75 s, and messages of 2 ms and 1 GB/s."""
     messages = tuple(Message(size, 2e-3 + size / 1e9) for size in SIZES)
     ends = np.full(3, 0.5), np.full(3, 0.25)
