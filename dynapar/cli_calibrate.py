@@ -17,7 +17,7 @@ def calibrate(
     ] = 9,
     seconds: Annotated[
         float, typer.Option(metavar="S", min=1.0, help="Wall clock for all runs, about.")
-    ] = 110.0,
+    ] = 140.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Measure what the model's work costs on this hardware, and write a cost file.

@@ -83,6 +83,25 @@ class EncoderCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputCosts:
+    """8 * parameters / flops for a target: the output layer and its loss, of targets alone.
+
+    Forward 2, the same again in backward, and 4: logits are not kept.
+    """
+
+    parameters: float = 0.0
+    flops: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCosts:
+    """What "offload" moves between device and host."""
+
+    bytes_per_s: float
+    """One way, as measured there and back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FixedCosts:
     """What every microbatch costs."""
 
@@ -136,6 +155,9 @@ class Costs:
     encoder: EncoderCosts = EncoderCosts()
     sharded: ShardedCosts = ShardedCosts()
     step: StepCosts = StepCosts()
+    output: OutputCosts = OutputCosts()
+    host: HostCosts | None = None
+    """None: not measured; "offload" is then priced by an assumed rate."""
     audio: EncoderCosts | None = None
     """Of audio clips; None: as `encoder`. `dynapar inspect` prices clips by it. Plans know a unit's
     tokens and not its kind, and price every unit by `encoder`."""
@@ -156,6 +178,12 @@ class Costs:
                         f"costs {self.name!r}: {section}.{key} is {value}; expected a finite "
                         f"number {expected}"
                     )
+        if self.output.parameters and not (self.attention.layers and self.attention.hidden):
+            raise CostsError(
+                f"costs {self.name!r}: output.parameters is {self.output.parameters:g} without "
+                "attention; expected attention.layers and attention.hidden above 0, by which the "
+                "planner counts targets. Add them, or leave the section output out"
+            )
         if self.exchange.bytes_per_s_across > self.exchange.bytes_per_s_in_node:
             raise CostsError(
                 f"costs {self.name!r}: exchange.bytes_per_s_across is "
@@ -174,6 +202,8 @@ _SECTIONS: dict[str, type] = {
     "fixed": FixedCosts,
     "sharded": ShardedCosts,
     "step": StepCosts,
+    "output": OutputCosts,
+    "host": HostCosts,
 }
 
 
@@ -347,6 +377,19 @@ def coefficients(costs: Costs, *, ranks_per_node: int) -> Coefficients:
                 f"{MOST_TICKS:.3g}. Check the rates: FLOPs and bytes are a second's"
             )
     return found
+
+
+def target_reach(costs: Costs) -> float:
+    """What a target costs, in squared tokens of causal attention; 0 where it costs nothing.
+
+    The planner's kernels count a sample by its tokens and its reach (`dynapar.packing.ticks`). A
+    target's cost is shared by a sample's ranks as its pairs are, so it enters as reach.
+    """
+    output, attention = costs.output, costs.attention
+    if not output.parameters:
+        return 0.0
+    pair = 7.0 * attention.layers * attention.hidden / attention.flops
+    return 8.0 * output.parameters / output.flops / pair
 
 
 def _ticks(value: float) -> int:

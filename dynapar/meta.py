@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dynapar.costs import Costs, target_reach
 from dynapar.errors import SampleError, SourceError
 from dynapar.prefixes import (
     FloatArray,
@@ -76,6 +77,15 @@ class SampleTable:
             rows = self.trees.rows
             reach[rows] = self.trees.squares() / reach[rows]
         return reach
+
+    def reach_under(self, costs: Costs) -> FloatArray:
+        """(n,) reach at which attention's price is that of pairs and targets together.
+
+        Args:
+            costs: What work costs; `reach` itself where targets cost nothing.
+        """
+        target = target_reach(costs)
+        return self.reach + target * self.label_tokens / self.llm_tokens if target else self.reach
 
     def units(self, sample: int) -> IntArray:
         """(u,) encoder tokens of the units of one sample."""

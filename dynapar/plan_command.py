@@ -13,7 +13,7 @@ import numpy as np
 from dynapar.cluster import Cluster
 from dynapar.console import Advance, Cell, progress, show_json, show_table
 from dynapar.costs import Costs, load_costs
-from dynapar.memory import POLICIES
+from dynapar.memory import POLICIES, transfer_price
 from dynapar.memory_command import BudgetRequest, limits_rows, room_of
 from dynapar.plan import StepPlan, Sync, plan_to_json
 from dynapar.planner import PlannerConfig
@@ -121,6 +121,8 @@ def plan_command(
                 "of prefixes that the members would have repeated."
             )
         print(f"Times by {_origin(used)}.")
+        if room.memory is not None and any(own.policy == "offload" for own in room.memory.policies):
+            print(f"Of policies, {transfer_price(used)}.")
         if out is not None:
             print(f"Plans written to {out}; check them with: dynapar plan --check {out}")
 

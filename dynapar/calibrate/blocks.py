@@ -1,6 +1,7 @@
 """Choose the microbatches that are timed, so that each term of the costs shows in some of them.
 
-Text of chosen lengths tells linear from attention: as many tokens in one segment, in few, in many.
+Text of chosen lengths tells linear from attention: as many tokens in one segment, in few, in many;
+and tokens from targets: all of them have one, or few.
 Samples of the index bring encoder units of the sizes that the run will meet. Rings of two show what
 sharing costs. Packs of whole samples are kept out of the fit.
 """
@@ -21,6 +22,8 @@ are computed again; packs of whole samples, which the fit does not see."""
 
 LEAST_SEGMENT = 16
 SINGLES, PACKS = 10, 10
+FEW_TARGETS = 0.2
+"""Share of tokens with targets, as where much is asked and little answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +34,19 @@ class Block:
     lengths: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     degree: int = 1
+    share: float = 1.0
+    """Of the text's tokens that have targets."""
     recompute: Policy = "none"
 
     def tokens(self, table: SampleTable) -> tuple[int, ...]:
         """LLM tokens of its samples."""
         return self.lengths or tuple(int(table.llm_tokens[row]) for row in self.rows)
+
+    def targets(self, table: SampleTable) -> tuple[int, ...]:
+        """Targets of its samples."""
+        if self.rows:
+            return tuple(int(table.label_tokens[row]) for row in self.rows)
+        return tuple(min(round(length * self.share), length - 1) for length in self.lengths)
 
     def units(self, table: SampleTable) -> tuple[int, ...]:
         """Encoder tokens of its encoder units, all on its first rank."""
@@ -54,7 +65,7 @@ def choose_blocks(
         ranks: Of the measurement; rings need two.
     """
     blocks = [*_rings(capacity)] if ranks > 1 else []
-    blocks += [Block(kind="text", lengths=lengths) for lengths in _texts(capacity)]
+    blocks += _texts(capacity)
     half = tuple(_split(max(capacity // 2, LEAST_SEGMENT), 2))
     for policy in ("selective", "full"):
         blocks += [Block(kind="again", lengths=half, recompute=policy)]
@@ -71,13 +82,15 @@ def choose_blocks(
     return tuple(dict.fromkeys(blocks))
 
 
-def _texts(capacity: int) -> list[tuple[int, ...]]:
+def _texts(capacity: int) -> list[Block]:
     found = []
-    for part in (16, 8, 4, 2, 1):
+    for row, part in enumerate((16, 8, 4, 2, 1)):
         total = max(capacity // part, LEAST_SEGMENT)
-        for pieces in (1, 3, 9, 27):
+        for column, pieces in enumerate((1, 3, 9, 27)):
             if total // pieces >= LEAST_SEGMENT:
-                found.append(tuple(_split(total, pieces)))
+                share = FEW_TARGETS if (row + column) % 2 else 1.0
+                lengths = tuple(_split(total, pieces))
+                found.append(Block(kind="text", lengths=lengths, share=share))
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch.distributed as dist
 
 from dynapar.calibrate.blocks import Block, choose_blocks
-from dynapar.calibrate.fit import FITTED, FloatArray, costs_of, fit, medians
+from dynapar.calibrate.fit import FITTED, FloatArray, Link, costs_of, fit, link_of, medians
 from dynapar.calibrate.measure import Job, Timings, time_blocks
 from dynapar.calibrate.predict import TERMS, TermError, errors_by_term, predict
 from dynapar.catalog import load_model_shape
@@ -35,6 +35,7 @@ class Calibration(NamedTuple):
     """(blocks,) by the costs."""
     rounds: int
     cuda: bool
+    link: Link
 
     @property
     def errors(self) -> list[TermError]:
@@ -42,7 +43,7 @@ class Calibration(NamedTuple):
         return errors_by_term(self.blocks, self.seconds, self.spreads, self.predicted)
 
 
-def calibrate(config: RunConfig, *, rounds: int = 9, budget: float = 110.0) -> Calibration:
+def calibrate(config: RunConfig, *, rounds: int = 9, budget: float = 140.0) -> Calibration:
     """Measure the costs of a configuration's model, here; under torchrun a call of all ranks.
 
     Args:
@@ -90,6 +91,7 @@ def judge(
         predicted=np.array([predict(table, block, costs) for block in blocks]),
         rounds=len(timings[0].blocks),
         cuda=timings[0].cuda,
+        link=link_of(timings),
     )
 
 
@@ -125,4 +127,18 @@ def report(found: Calibration) -> list[str]:
         f"microbatch costs {1000 * found.costs.fixed.microbatch:.3g} ms, a step's end "
         f"{1000 * found.costs.step.closing_step:.3g} ms"
     )
+    host = found.costs.host
+    assert host is not None
+    lines.append(
+        f"copies between device and host, as offload makes them: {_rate(host.bytes_per_s)}"
+    )
+    if found.link.latency or found.link.bytes_per_s > 1:
+        lines.append(
+            f"messages between two ranks, wall clock: {1e6 * found.link.latency:.0f} us and "
+            f"{_rate(found.link.bytes_per_s)} each way"
+        )
     return lines
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3g} GB/s"

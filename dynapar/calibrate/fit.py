@@ -24,8 +24,10 @@ from dynapar.costs import (
     EncoderCosts,
     ExchangeCosts,
     FixedCosts,
+    HostCosts,
     LinearCosts,
     MeasuredOn,
+    OutputCosts,
     StepCosts,
 )
 from dynapar.errors import CostsError
@@ -57,6 +59,8 @@ class Found(NamedTuple):
     """A squared token of an encoder unit."""
     hop: float
     """A rank of a ring beyond the first."""
+    target: float = 0.0
+    """A target on a rank."""
 
 
 def features(table: SampleTable, block: Block) -> tuple[float, ...]:
@@ -71,6 +75,7 @@ def features(table: SampleTable, block: Block) -> tuple[float, ...]:
         float(units.sum()),
         float(np.square(units).sum()),
         block.degree - 1.0,
+        float(sum(block.targets(table))) / block.degree,
     )
 
 
@@ -82,7 +87,8 @@ def medians(blocks: Sequence[Block], timings: Sequence[Timings]) -> tuple[FloatA
     """
     seconds, spreads = np.zeros(len(blocks)), np.zeros(len(blocks))
     for number, block in enumerate(blocks):
-        rows = [rank.blocks[:, number] for rank in timings[: block.degree]]
+        on = timings if block.degree == 1 else timings[: block.degree]
+        rows = [rank.blocks[:, number] for rank in on]
         for row in rows:
             if not (np.isfinite(row).all() and (row > 0).all()):
                 raise CostsError(
@@ -106,7 +112,11 @@ def fit(table: SampleTable, blocks: Sequence[Block], seconds: FloatArray) -> Fou
     """
     rows = [number for number, block in enumerate(blocks) if block.kind in FITTED]
     matrix = np.array([features(table, blocks[number]) for number in rows])
-    return Found(*robust_fit(matrix, seconds[rows]).tolist())
+    found = Found(*robust_fit(matrix, seconds[rows]).tolist())
+    if found.target and not found.pair:
+        # The planner counts targets by pairs; without a price of those there is none of theirs.
+        found = Found(*robust_fit(matrix[:, :-1], seconds[rows]).tolist())
+    return found
 
 
 def robust_fit(matrix: FloatArray, seconds: FloatArray) -> FloatArray:
@@ -158,6 +168,35 @@ def non_negative_fit(matrix: FloatArray, seconds: FloatArray, weights: FloatArra
     return found
 
 
+class Link(NamedTuple):
+    """Messages between two ranks, by wall clock."""
+
+    latency: float
+    """Seconds of a message without content."""
+    bytes_per_s: float
+    """One way, while as much comes back."""
+
+
+def link_of(timings: Sequence[Timings]) -> Link:
+    """Latency and rate of messages, by robust least squares over their sizes; 0 and 1 without any.
+
+    Raises:
+        CostsError: A time is not finite, or not above 0.
+    """
+    messages = [message for rank in timings for message in rank.messages]
+    if not messages:
+        return Link(0.0, 1.0)
+    seconds = np.array([message.seconds for message in messages])
+    if not (np.isfinite(seconds).all() and (seconds > 0).all()):
+        raise CostsError(
+            f"measured times of messages are {seconds.tolist()}; expected finite seconds above 0. "
+            "Calibrate again; if it stays, look for a link that fails"
+        )
+    matrix = np.array([(1.0, float(message.size)) for message in messages])
+    latency, byte = robust_fit(matrix, seconds).tolist()
+    return Link(latency, 1.0 / max(byte, 1e-15))
+
+
 def costs_of(
     found: Found, shape: ModelShape, timings: Sequence[Timings], where: MeasuredOn
 ) -> Costs:
@@ -168,18 +207,31 @@ def costs_of(
         shape: Of the model: layers and widths.
         timings: Of all ranks, for the closing pass and the optimizer.
         where: What they were measured on.
+
+    Raises:
+        CostsError: A time is not finite.
     """
     text, vision = shape.text, shape.vision
     width = text.heads * text.head_width
     per_layer = 2 * text.width * (width + text.kv_heads * text.head_width)
-    parameters = float(
-        text.layers * (per_layer + text.mlp_matrices * text.width * text.mlp_width)
-        + text.width * text.vocabulary
-    )
+    parameters = float(text.layers * (per_layer + text.mlp_matrices * text.width * text.mlp_width))
+    output = float(text.width * text.vocabulary)
     # Without a square, half a rate has no meaning: what is left is linear.
     linear = found.linear + (found.half if not found.pair else 0.0)
     encoder_layers, encoder_width = max(vision.layers, 1), max(vision.width, 1)
     unit_flops = 14.0 * encoder_layers * encoder_width / max(found.square, 1e-15)
+    link = link_of(timings)
+    for name, values in (
+        ("closing pass", np.concatenate([rank.closing for rank in timings])),
+        ("optimizer", np.concatenate([rank.optimizer for rank in timings])),
+        ("copies to the host", np.array([rank.host_rate for rank in timings])),
+        ("messages", np.array(link)),
+    ):
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            raise CostsError(
+                f"measured times of {name} are {values.tolist()}; expected finite numbers of 0 or "
+                "more. Calibrate again; if it stays, look for a device that fails"
+            )
     ends = [float(np.median(rank.closing) + np.median(rank.optimizer)) for rank in timings]
     return Costs(
         name=f"{shape.name} on {where.hardware}",
@@ -192,7 +244,17 @@ def costs_of(
             flops=7.0 * text.layers * width / max(found.pair, 1e-15),
             half_rate_tokens=found.half / found.pair if found.pair else 0.0,
         ),
-        exchange=ExchangeCosts(layers=text.layers, latency=found.hop / text.layers),
+        output=OutputCosts(
+            parameters=output if found.target else 0.0,
+            flops=8.0 * output / found.target if found.target else 1.0,
+        ),
+        exchange=ExchangeCosts(
+            layers=text.layers,
+            latency=found.hop / text.layers,
+            bytes_per_s_in_node=link.bytes_per_s,
+            bytes_per_s_across=link.bytes_per_s,
+        ),
+        host=HostCosts(bytes_per_s=min(rank.host_rate for rank in timings)),
         encoder=EncoderCosts(
             parameters=found.encoder * unit_flops / 6.0,
             layers=encoder_layers,

@@ -21,7 +21,10 @@ import torch
 import torch.distributed as dist
 
 from dynapar.calibrate.blocks import Block
+from dynapar.calibrate.transfer import Message, host_rate, message_times
+from dynapar.catalog import load_model_shape
 from dynapar.data.samples import IGNORE, LoadedSample
+from dynapar.errors import CostsError
 from dynapar.plan import MicroBatch, Parts, Placement
 from dynapar.runtime.layout import ShardLayout
 from dynapar.train.config import RunConfig
@@ -56,6 +59,10 @@ class Timings(NamedTuple):
     optimizer: FloatArray
     """(rounds,) the optimizer."""
     cuda: bool
+    host_rate: float
+    """Bytes a second, one way, that "offload" moves."""
+    messages: tuple[Message, ...] = ()
+    """Between ranks 0 and 1; of these two alone."""
 
 
 def time_blocks(job: Job) -> list[Timings]:
@@ -65,11 +72,19 @@ def time_blocks(job: Job) -> list[Timings]:
         By rank.
 
     Raises:
-        DynaparError: The configuration, its data or its model cannot be used.
+        DynaparError: The configuration, its data or its model cannot be used; or a rank failed or
+            died on the way.
     """
     timeout = timedelta(seconds=job.config.timeout_seconds)
     if "RANK" not in os.environ and not torch.cuda.is_available():
-        return run_on_ranks(time_rank, job, ranks=2, timeout=timeout)
+        try:
+            return run_on_ranks(time_rank, job, ranks=2, timeout=timeout)
+        except RuntimeError as error:
+            raise CostsError(
+                f"calibration stopped, and no costs were written: {str(error).strip()}\nMend what "
+                "it names and calibrate again; a rank that was killed may have run out of memory: "
+                "lower planner.capacity"
+            ) from error
     join_ranks(timeout=timeout)
     mine = time_rank(dist.get_rank(), job)
     every: list[Timings] = [mine] * dist.get_world_size()
@@ -78,7 +93,11 @@ def time_blocks(job: Job) -> list[Timings]:
 
 
 def time_rank(rank: int, job: Job) -> Timings:
-    """One rank's part of `time_blocks`; rings run on ranks 0 and 1, all else on rank 0."""
+    """One rank's part of `time_blocks`; rings run on ranks 0 and 1, all else on every rank.
+
+    All ranks are busy then, as in training: they share caches, memory and often cores, which makes
+    each of them slower. Odd ranks go the other way round, so that a block meets several others.
+    """
     config = job.config
     ranks = join_ranks(timeout=timedelta(seconds=config.timeout_seconds))
     model = load_model(
@@ -86,12 +105,14 @@ def time_rank(rank: int, job: Job) -> Timings:
     )
     executor = make_executor(model, ranks, config)
     optimizer = make_optimizer(model, config.optimizer)
-    own = [number for number, block in enumerate(job.blocks) if rank < block.degree]
+    rings = [number for number, block in enumerate(job.blocks) if block.degree > 1 and rank < 2]
+    alone = [number for number, block in enumerate(job.blocks) if block.degree == 1]
+    own = rings + (alone[::-1] if rank % 2 else alone)
     batches = Batches(config)
     queue: list[ShardLayout] = []
     for number in own:
         samples = load_block(batches, job.blocks[number])
-        micro = microbatch_of(job.blocks[number], samples)
+        micro = microbatch_of(job.blocks[number], samples, rank=rank)
         queue += executor.prepare_microbatches((micro,), samples)
     cuda = ranks.device.type == "cuda"
     rounds: list[tuple[FloatArray, float, float]] = []
@@ -107,11 +128,17 @@ def time_rank(rank: int, job: Job) -> Timings:
         rounds.append((times, whole - float(np.nansum(times)), time.thread_time() - spent))
         rounds_left = _agree(min(rounds_left - 1, _left(job, began, len(rounds))))
     kept = rounds[1:]  # the first one warms up
+    shape = load_model_shape(str(config.model)).text
+    row = 2 * shape.kv_heads * shape.head_width * (2 if config.precision == "bfloat16" else 4)
+    tokens = config.planner.capacity
+    sizes = tuple(row * max(tokens // part, 1) for part in (32, 16, 8, 4, 2, 1))
     return Timings(
         blocks=np.array([times for times, _, _ in kept]),
         closing=np.array([closing for _, closing, _ in kept]),
         optimizer=np.array([step for _, _, step in kept]),
         cuda=cuda,
+        host_rate=host_rate(ranks.device),
+        messages=message_times(ranks.transport, ranks.device, sizes=sizes),
     )
 
 
@@ -136,24 +163,24 @@ def load_block(batches: Batches, block: Block) -> dict[int, LoadedSample]:
     table = batches.table
     first = int(np.argmin(table.llm_tokens))
     like = batches.whole(first)
-    # As in samples of text alone: where there are media, fewer tokens have targets, in proportion
-    # to the encoder's tokens, which therefore bear the difference.
-    text = table.encoder_tokens == 0
-    text = text if text.any() else ~text
-    share = float(table.label_tokens[text].sum()) / float(table.llm_tokens[text].sum())
     return {
-        place: _text(length, like, share=share, place=place)
-        for place, length in enumerate(block.lengths)
+        place: _text(length, like, count=count, place=place)
+        for place, (length, count) in enumerate(
+            zip(block.lengths, block.targets(table), strict=True)
+        )
     }
 
 
-def _text(length: int, like: LoadedSample, *, share: float, place: int) -> LoadedSample:
-    """Text whose tokens are another sample's, over and over; `share` of them have targets."""
+def _text(length: int, like: LoadedSample, *, count: int, place: int) -> LoadedSample:
+    """Text whose tokens are another sample's, over and over; `count` of them have targets.
+
+    Those lie evenly, so that both ranks of a ring have as many.
+    """
     words = like.input_ids[like.kinds == 0]
     ids = words.repeat(length // len(words) + 1)[:length]
-    targets = ids.roll(-1)
-    targets[max(1, round(length * share)) :] = IGNORE
-    targets[-1] = IGNORE
+    targets = torch.full_like(ids, IGNORE)
+    places = torch.arange(count) * (length - 1) // max(count, 1)
+    targets[places] = ids[places + 1]
     positions = torch.arange(length).expand(like.positions.shape[0], length).contiguous()
     return LoadedSample(
         id=f"text{place}",
@@ -166,13 +193,13 @@ def _text(length: int, like: LoadedSample, *, share: float, place: int) -> Loade
     )
 
 
-def microbatch_of(block: Block, samples: dict[int, LoadedSample]) -> MicroBatch:
-    """All samples at the block's degree, everything encoded on rank 0; not priced."""
-    ranks = tuple(range(block.degree))
+def microbatch_of(block: Block, samples: dict[int, LoadedSample], *, rank: int) -> MicroBatch:
+    """All samples on one rank or on a ring from rank 0 on, which encodes all; not priced."""
+    ranks = tuple(range(block.degree)) if block.degree > 1 else (rank,)
     return MicroBatch(
         ranks=ranks,
         placements=tuple(
-            Placement(row, ranks, (0,) * sum(item.units for item in sample.media))
+            Placement(row, ranks, (ranks[0],) * sum(item.units for item in sample.media))
             for row, sample in samples.items()
         ),
         tokens_per_rank=(0,) * block.degree,

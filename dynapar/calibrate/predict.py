@@ -54,7 +54,7 @@ def predict(table: SampleTable, block: Block, costs: Costs) -> float:
         ids=tuple(map(str, range(n))),
         llm_tokens=whole,
         text_tokens=whole,
-        label_tokens=np.zeros(n, np.int64),
+        label_tokens=np.array(block.targets(table), np.int64),
         modalities=np.zeros(n, np.uint8),
         unit_offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         unit_tokens=np.array(units, np.int64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from dynapar.calibrate.measure import spread_of
 from dynapar.costs import Costs
 from dynapar.plan import StepPlan
-from dynapar.speeds import predict_ranks
+from dynapar.speeds import Pace, Speeds, follow, predict_ranks
 from dynapar.train.config import RunConfig
 from dynapar.train.setup import (
     join_ranks,
@@ -96,10 +97,42 @@ def check_steps(
                         spread_of(times),
                     )
                 )
-        slowest = busy.max(axis=0)
+        # The rank that is slowest, not whichever was held up in each repeat.
+        slowest = busy[np.median(busy, axis=1).argmax()]
         predicted = max(map(sum, own)) + closing
         whole.append(Checked(step, -1, 0, predicted, float(np.median(slowest)), spread_of(slowest)))
     return micros, whole
+
+
+def followed(
+    micros: Sequence[Checked], steps: Sequence[Checked]
+) -> tuple[list[Checked], list[Checked]]:
+    """The same from the second step on, each predicted with the scale that the steps before set.
+
+    This is the common scale of `dynapar.speeds`, as a run follows it: between the process that
+    calibrated and the one that runs, a shared machine may have become slower as a whole.
+
+    Args:
+        micros: Of `check_steps`, in order of steps.
+        steps: Likewise.
+    """
+    ranks = 1 + max(c.rank for c in micros)
+    state = Speeds.equal(ranks)
+    later: tuple[list[Checked], list[Checked]] = [], []
+    for whole in steps:
+        own = [c for c in micros if c.step == whole.step]
+        if state.steps:
+            later[0].extend(c._replace(predicted=c.predicted * state.scale) for c in own)
+            later[1].append(whole._replace(predicted=whole.predicted * state.scale))
+        paces = [
+            Pace(
+                sum(c.predicted for c in own if c.rank == rank),
+                sum(c.measured for c in own if c.rank == rank),
+            )
+            for rank in range(ranks)
+        ]
+        state = follow(state, paces)
+    return later
 
 
 def run_rank(rank: int, job: Job) -> tuple[list[FloatArray], FloatArray]:

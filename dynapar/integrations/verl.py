@@ -12,7 +12,7 @@ from typing import Protocol, Self, SupportsFloat, TypeVar
 
 import numpy as np
 
-from dynapar.costs import Costs, coefficients
+from dynapar.costs import Costs, coefficients, target_reach
 from dynapar.errors import CostsError, PlanError
 from dynapar.integrations.lengths import model_costs
 from dynapar.integrations.megatron import HIDDEN, LAYERS
@@ -68,8 +68,10 @@ def calculate_workload(seqlen_list: L, *, costs: Costs | None = None) -> L:
             f"costs {used.name!r} have no attention; expected some, which the workload is counted "
             f"in: balance the lengths themselves"
         )
-    # Whole, so that integers stay integers.
-    ratio = int(work.linear_token / work.attention_pair + work.attention_half + 0.5)
+    # Lengths say nothing of targets: each token is taken for one. Whole, so that integers stay
+    # integers.
+    token = work.linear_token / work.attention_pair + target_reach(used)
+    ratio = int(token + work.attention_half + 0.5)
     return seqlen_list * ratio + seqlen_list * seqlen_list
 
 

@@ -16,5 +16,6 @@ from dynapar.memory.policies import POLICIES as POLICIES
 from dynapar.memory.policies import Policy as Policy
 from dynapar.memory.policies import costs_under as costs_under
 from dynapar.memory.policies import parse_policies as parse_policies
+from dynapar.memory.policies import transfer_price as transfer_price
 from dynapar.memory.states import SHARDINGS as SHARDINGS
 from dynapar.memory.states import Sharding as Sharding

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynapar.memory.policies import Policy
+from dynapar.memory.policies import ASSUMED_HOST_RATE, Policy
 
 IntArray = npt.NDArray[np.int64]
 
@@ -87,7 +87,7 @@ class MemoryLimits:
     """Bytes of one rank that plans may fill: the device's, less what is kept free."""
     policies: tuple[PolicyLimits, ...]
     """In the order of `POLICIES`, 1 or more."""
-    host_bytes_per_s: float = 25e9
+    host_bytes_per_s: float = ASSUMED_HOST_RATE
     """Between device and host, one way, as "offload" is priced."""
     encoder_trained: bool = True
     """Whether the encoder keeps activations that a policy can save."""

@@ -21,7 +21,7 @@ from dynapar.memory.activations import (
 )
 from dynapar.memory.budget import shown
 from dynapar.memory.limits import MemoryLimits, Piece, PolicyLimits
-from dynapar.memory.policies import Policy
+from dynapar.memory.policies import ASSUMED_HOST_RATE, Policy
 from dynapar.memory.states import Sharding, States, state_bytes
 from dynapar.shapes import ModelShape
 
@@ -162,7 +162,7 @@ def memory_limits(
     memory: int,
     policies: Sequence[Policy],
     encoder_capacity: int | None = None,
-    host_bytes_per_s: float = 25e9,
+    host_bytes_per_s: float = ASSUMED_HOST_RATE,
 ) -> MemoryLimits:
     """What fits into a device's memory under each policy.
 

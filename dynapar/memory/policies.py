@@ -17,6 +17,10 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 """From the most bytes and the least time to the least bytes and the most time."""
 
 
+ASSUMED_HOST_RATE = 25e9
+"""Bytes per second between device and host, one way, where none was measured: PCIe 4.0 x16."""
+
+
 class Repeated(NamedTuple):
     """Shares of forward and backward time that a policy adds."""
 
@@ -44,7 +48,7 @@ def costs_under(
     *,
     token_bytes: float = 0.0,
     encoder_token_bytes: float = 0.0,
-    host_bytes_per_s: float = 25e9,
+    host_bytes_per_s: float = ASSUMED_HOST_RATE,
     encoder_trained: bool = True,
 ) -> Costs:
     """The costs of microbatches that run under a policy.
@@ -85,6 +89,16 @@ def costs_under(
             latency=exchange.latency * (1 + more.exchange),
         ),
         encoder=encoder,
+    )
+
+
+def transfer_price(costs: Costs) -> str:
+    """Where the price of "offload" comes from, in words."""
+    if costs.host is not None:
+        return f"offload is priced by {costs.host.bytes_per_s / 1e9:.3g} GB/s, as measured"
+    return (
+        f"offload is priced by {ASSUMED_HOST_RATE / 1e9:.0f} GB/s, which is assumed: dynapar "
+        "calibrate measures it"
     )
 
 

@@ -62,7 +62,8 @@ def price_layout(
     for number in np.unique(recompute).tolist() or [0]:
         own = policy_costs(costs, POLICIES[number], memory)
         constants = coefficients(own, ranks_per_node=ranks_per_node)
-        loads: Loads = microbatch_ticks(layout, tokens, samples.reach, offsets, units, constants)
+        reach = samples.reach_under(own)
+        loads: Loads = microbatch_ticks(layout, tokens, reach, offsets, units, constants)
         if whole is None:
             whole = loads
             continue

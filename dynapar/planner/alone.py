@@ -52,7 +52,7 @@ class Alone:
         units = unit_columns(np.array(table.unit_tokens, np.int64), constants)
         ends = np.concatenate(([0], np.cumsum(units)))
         encode = ends[table.unit_offsets[1:]] - ends[table.unit_offsets[:-1]]
-        columns = sample_columns(self.tokens, 1, constants, reach=table.reach)
+        columns = sample_columns(self.tokens, 1, constants, reach=table.reach_under(costs))
         whole: IntArray = columns.sum(axis=1) + encode
         whole += (self._share(level) * constants.fixed).astype(np.int64)
         return whole

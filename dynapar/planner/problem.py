@@ -106,7 +106,7 @@ def make_problem(
     offsets = np.array(samples.unit_offsets, np.int64)
     units = np.array(samples.unit_tokens, np.int64)
     tokens = np.array(samples.llm_tokens, np.int64)
-    jobs = describe(tokens, samples.reach, offsets, units, constants)
+    jobs = describe(tokens, samples.reach_under(costs), offsets, units, constants)
     problem = Problem(
         samples=samples,
         step=step,

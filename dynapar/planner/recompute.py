@@ -87,6 +87,8 @@ def plan_within(
     began = time.perf_counter()
     memory = config.memory
     assert memory is not None
+    if costs.host is not None:
+        memory = replace(memory, host_bytes_per_s=costs.host.bytes_per_s)
     if not len(samples.unit_tokens):
         memory = memory.without_media()
     widest = replace(

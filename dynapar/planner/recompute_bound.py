@@ -86,7 +86,7 @@ def _price(problem: Problem, memory: MemoryLimits, policy: PolicyLimits) -> _Pri
     ends = np.concatenate(([0], np.cumsum(units)))
     encoder_tokens = (ends[offsets[1:]] - ends[offsets[:-1]]).astype(np.float64)
     ends = np.concatenate(([0], np.cumsum(unit_columns(units, costs))))
-    reach = problem.samples.reach
+    reach = problem.samples.reach_under(own)
     pair = costs.attention_pair * tokens * (reach + costs.attention_half)
     # No rank holds more than the widest policy's capacity, whatever the bytes would allow.
     shares = [(tokens / memory.capacity, np.zeros(len(tokens)))]

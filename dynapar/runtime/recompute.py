@@ -68,13 +68,18 @@ def to_host(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor, non_blocking=pinned)
 
 
+def from_host(copy: Tensor, device: torch.device) -> Tensor:
+    """A copy of what `to_host` gave, on a device again."""
+    return copy.to(device, non_blocking=True, copy=True)
+
+
 def _offload(layer: Run, *args: Any) -> Any:
     def pack(tensor: Tensor) -> tuple[torch.device, Tensor]:
         return tensor.device, to_host(tensor)
 
     def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:
         device, copy = packed
-        return copy.to(device, non_blocking=True, copy=True)
+        return from_host(copy, device)
 
     # What the checkpoint itself saves: the layer's input.
     with saved_tensors_hooks(pack, unpack):

@@ -135,7 +135,9 @@ def padded_schedule(problem: Problem, *, degree: int, budget: int | None = None)
     for batch in batches:
         padded[list(batch.rows)], first[list(batch.rows)] = batch.length, batch.first
     # Padding is to a sample as its own tokens are; exact for causal ones, whose reach they are.
-    reach = padded * (problem.jobs.reach / problem.jobs.tokens)
+    tokens = problem.jobs.tokens
+    targets = problem.jobs.reach - samples.reach  # of which padding has none
+    reach = padded * (samples.reach / tokens) + targets * tokens / np.maximum(padded, 1)
     layout = _layout(batches, first, degree, problem)
     loads = microbatch_ticks(
         layout, padded, reach, problem.unit_offsets, problem.unit_tokens, problem.constants

@@ -24,6 +24,7 @@ from dynapar.data.materialize import Materializer
 from dynapar.data.sampler import Sampler
 from dynapar.data.sources import open_source
 from dynapar.errors import ConfigError, PlanError
+from dynapar.memory import transfer_price
 from dynapar.meta import SampleTable
 from dynapar.plan import StepPlan
 from dynapar.planner.problem import make_problem
@@ -230,6 +231,8 @@ def describe(run: Run, start: int) -> list[str]:
         if run.costs.measured
         else "reference, not measured here: predicted seconds are not this machine's"
     )
+    if "offload" in (config.planner.recompute or ()):
+        origin += f"; {transfer_price(run.costs)}"
     cluster = make_cluster(config, ranks.ranks)
     backend = f"{dist.get_backend()}, {ranks.device.type}"
     alone = (

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynapar.costs import Costs, coefficients, load_costs
+from dynapar.costs import Costs, HostCosts, coefficients, load_costs
 from dynapar.errors import ConfigError
-from dynapar.memory import POLICIES, Policy, costs_under, parse_policies
+from dynapar.memory import POLICIES, Policy, costs_under, parse_policies, transfer_price
 from dynapar.packing.ticks import Coefficients, sample_ticks, unit_ticks
 
 COSTS = load_costs(None)
@@ -83,3 +83,9 @@ def test_policies_are_read_in_their_own_order() -> None:
         parse_policies("none,some")
     with pytest.raises(ConfigError, match="recompute names no policy; expected some of none"):
         parse_policies(())
+
+
+def test_the_price_of_transfer_is_named() -> None:
+    assert "25 GB/s, which is assumed: dynapar calibrate measures it" in transfer_price(COSTS)
+    measured = replace(COSTS, host=HostCosts(bytes_per_s=8e9))
+    assert transfer_price(measured) == "offload is priced by 8 GB/s, as measured"

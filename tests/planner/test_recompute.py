@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynapar.catalog import load_model_shape
 from dynapar.cluster import Cluster
-from dynapar.costs import load_costs
+from dynapar.costs import HostCosts, load_costs
 from dynapar.errors import PlanError
 from dynapar.memory import (
     POLICIES,
@@ -236,6 +236,17 @@ def test_plans_are_the_same_twice_and_hold_in_a_real_model() -> None:
     plans = [planned(samples, memory) for _ in range(2)]
     assert plan_digest(plans[0]) == plan_digest(plans[1])
     assert plans[0] == plans[1]
+
+
+def test_offload_is_priced_by_measured_transfer() -> None:
+    fast = replace(COSTS, host=HostCosts(bytes_per_s=50e9))
+    samples, memory = table([9_000, 9_000], [[], []]), budget(20_000, "none")
+    config = PlannerConfig(capacity=1, encoder_capacity=1, memory=memory)
+    for costs, rate in ((COSTS, 25e9), (fast, 50e9)):
+        plan = plan_step(samples, step=0, cluster=CLUSTER, costs=costs, config=config)
+        assert plan.memory is not None
+        assert plan.memory.host_bytes_per_s == rate
+        validate(plan, costs)
 
 
 def test_what_fits_under_no_policy_is_named_with_the_budget() -> None:

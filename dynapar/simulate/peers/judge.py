@@ -24,7 +24,7 @@ def ask(problem: Problem, degree: int) -> Request:
     limits = problem.limits
     return Request(
         tokens=np.array(problem.samples.llm_tokens, np.int64),
-        reach=problem.samples.reach,
+        reach=problem.jobs.reach,
         unit_offsets=np.array(problem.unit_offsets, np.int64),
         unit_tokens=np.array(problem.unit_tokens, np.int64),
         ranks=limits.ranks,
@@ -51,7 +51,7 @@ def judge(problem: Problem, plan: Plan) -> Schedule:
     layout = _layout(problem, plan)
     lockstep = problem.config.sync == "microbatch"
     tokens = np.array(problem.samples.llm_tokens, np.int64)
-    work = (tokens, problem.samples.reach, problem.unit_offsets, problem.unit_tokens)
+    work = (tokens, problem.jobs.reach, problem.unit_offsets, problem.unit_tokens)
     full = place_in_microbatches(
         layout, *work, problem.limits.encoder_capacity, lockstep, problem.constants
     )
