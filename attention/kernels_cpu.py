@@ -28,7 +28,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 BLOCK_ROWS = 512
 """Query rows of one call on a tile that needs a mask."""
 
-SHORT = 256
+SHORT = 64
 """Query rows up to which a segment is worth copying to share a call with those before it."""
 
 
@@ -150,9 +150,13 @@ def _runs(tiles: list[Tile]) -> list[list[Tile]]:
 
 def _follows(before: Tile, tile: Tile) -> bool:
     query, key = before.query + before.queries, before.key + before.keys
-    touch = (query, key) == (tile.query, tile.key)
+    if _window(before) != _window(tile):
+        return False
+    # Results of causal tiles are those of a shard's own keys and come first: once joined they are
+    # adopted. Others would be joined only to be merged.
+    touch = (query, key) == (tile.query, tile.key) and _window(tile) == (-1, 0)
     short = query <= tile.query and max(before.queries, tile.queries) <= SHORT
-    return (touch or short) and _window(before) == _window(tile)
+    return touch or short
 
 
 def _call(run: list[Tile]) -> Call:
