@@ -140,6 +140,26 @@ def test_higher_degrees_are_exact(mask: str) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
+def test_every_mask_and_scheme_is_exact(mask: str) -> None:
+    """Where heads are shared too, also unevenly, and among more ranks than key/value heads."""
+    bands = [MASKS[mask].bands(length) for length in LENGTHS]
+    dense = torch.block_diag(*(MASKS[mask].dense(length) for length in LENGTHS)).bool()
+    heads = HEADS[list(MASKS).index(mask) % 3]
+    exact = problem(dense, heads, 64)
+    low = exact.to(torch.bfloat16)
+    alone = errors(computed(low, plan_of(LENGTHS, bands, 1, "zigzag"), "cpu_flash"), wanted(low))
+    for degree, scheme in ((2, "ulysses"), (3, "ulysses"), (4, "ulysses"), (4, "hybrid")):
+        plan = plan_of(LENGTHS, bands, degree, CUTS[degree % 3], scheme)
+        for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 5e-6)):
+            given = exact.to(dtype)
+            found = errors(computed(given, plan, "cpu_flash"), wanted(given))
+            assert max(found) < limit, (degree, scheme, dtype)
+        for one, many in zip(alone, errors(computed(low, plan, "cpu_flash"), wanted(low)),
+                             strict=True):  # fmt: skip
+            assert many <= 1.5 * one, (degree, scheme, one, many)
+
+
+@pytest.mark.parametrize("mask", MASKS)
 def test_sinks_and_softcaps_are_exact_under_every_mask(mask: str) -> None:
     bands = [MASKS[mask].bands(length) for length in LENGTHS]
     dense = torch.block_diag(*(MASKS[mask].dense(length) for length in LENGTHS)).bool()

@@ -131,7 +131,7 @@ def gradients_sent_but_not_added(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_added_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
-    real = staged.add_
+    real = merge.add_
 
     def low(x: Tensor, rows: object, value: Tensor) -> None:
         real(x, rows, value.bfloat16())  # type: ignore[arg-type]
