@@ -28,8 +28,11 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 BLOCK_ROWS = 512
 """Query rows of one call on a tile that needs a mask."""
 
-SHORT = 256
+SHORT = 64
 """Query rows up to which a segment is worth copying to share a call with those before it."""
+
+JOINED = 256
+"""Query rows up to which results are worth joining to be merged at once."""
 
 
 class CpuFlash:
@@ -137,7 +140,8 @@ def _window(tile: Tile) -> tuple[int, int] | None:
 def _runs(tiles: list[Tile]) -> list[list[Tile]]:
     """Cut a sorted list where tiles share query rows, or where copying would cost more than a call.
 
-    Tiles of a run that touch need no copy. Only short ones are taken along across a gap.
+    Tiles of a run that touch are cut and joined without copies of what goes in. Only short ones are
+    taken along across a gap.
     """
     runs: list[list[Tile]] = []
     for tile in tiles:
@@ -150,9 +154,14 @@ def _runs(tiles: list[Tile]) -> list[list[Tile]]:
 
 def _follows(before: Tile, tile: Tile) -> bool:
     query, key = before.query + before.queries, before.key + before.keys
-    touch = (query, key) == (tile.query, tile.key)
-    short = query <= tile.query and max(before.queries, tile.queries) <= SHORT
-    return (touch or short) and _window(before) == _window(tile)
+    if _window(before) != _window(tile):
+        return False
+    # Results of causal tiles are those of a shard's own keys and come first: once joined they are
+    # adopted. Others would be joined only to be merged.
+    rows = max(before.queries, tile.queries)
+    if (query, key) == (tile.query, tile.key):
+        return rows <= JOINED or _window(tile) == (-1, 0)
+    return query <= tile.query and rows <= SHORT
 
 
 def _call(run: list[Tile]) -> Call:

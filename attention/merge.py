@@ -17,12 +17,25 @@ Rows = slice | Tensor
 """Rows of a tensor: a slice, or (n,) int64 without repetition."""
 
 
+def count(rows: Rows) -> int:
+    """How many rows these are."""
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
 def take(x: Tensor, rows: Rows) -> Tensor:
     """Some rows of `x`: a view for a slice, a copy for a list of rows."""
     if isinstance(rows, slice):
         # Much quicker than indexing, and there is a call for each short sequence.
         return x.narrow(0, rows.start, rows.stop - rows.start)
     return x.index_select(0, rows)
+
+
+def take_into(out: Tensor, x: Tensor, rows: Rows) -> None:
+    """Copy some rows of `x` to `out`, contiguous and of the same dtype."""
+    if isinstance(rows, slice):
+        out.copy_(take(x, rows))
+    else:
+        torch.index_select(x, 0, rows, out=out)
 
 
 def put_(x: Tensor, rows: Rows, value: Tensor) -> None:
@@ -70,15 +83,13 @@ def merge_(out_CNH: Tensor, lse_CN: Tensor, part_CNH: Tensor, part_lse_CN: Tenso
         part_CNH: The result over other keys, of any floating dtype.
         part_lse_CN: Its log-sum-exp.
     """
-    top_CN = torch.maximum(lse_CN, part_lse_CN)
-    # Both -inf: subtracting -inf would give nan, subtracting 0 gives weights of 0.
-    top_CN.masked_fill_(top_CN == -math.inf, 0.0)
-    old_CN, new_CN = (lse_CN - top_CN).exp_(), (part_lse_CN - top_CN).exp_()
-    total_CN = old_CN + new_CN
-    divisor_CN = total_CN.masked_fill(total_CN == 0, 1.0)
-    out_CNH.mul_(old_CN.div_(divisor_CN).unsqueeze(-1))
-    out_CNH.addcmul_(part_CNH.to(out_CNH.dtype), new_CN.div_(divisor_CN).unsqueeze(-1))
-    torch.add(total_CN.log_(), top_CN, out=lse_CN)
+    total_CN = torch.logaddexp(lse_CN, part_lse_CN)
+    share_CN = torch.sub(part_lse_CN, total_CN).exp_()
+    # Both -inf: their difference is nan, and a row that has seen nothing stays as it is.
+    share_CN.masked_fill_(total_CN == -math.inf, 0.0)
+    # One pass over the output, where weighing both sides and adding up would take two.
+    out_CNH.lerp_(part_CNH.to(out_CNH.dtype), share_CN.unsqueeze(-1))
+    lse_CN.copy_(total_CN)
 
 
 def folded(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .bands import IntArray
 from .calls import Call, Kernel
-from .merge import Rows
+from .merge import Rows, count
 from .shards import Spans, index
 from .tiles import Tile, TileTable, fuse, needed_rows
 
@@ -119,7 +119,7 @@ def prepare(table: TileTable, held: Spans, members: tuple[Rows, ...], group: int
         tiles=tuple(tiles),
         fetch=tuple(fetch),
         send=tuple(send),
-        send_rows=tuple(x.stop - x.start if isinstance(x, slice) else len(x) for x in send),
+        send_rows=tuple(map(count, send)),
     )
 
 

@@ -19,7 +19,7 @@ query heads, G key/value heads, H head dimension; 2 stands for keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .calls import Kernel
 from .exchange import Message, Pending
-from .merge import add_, add_sinks_, added, folded, nothing, sinks_gradient, take
+from .merge import add_, add_sinks_, added, folded, nothing, sinks_gradient, take_into
 from .plan import BoundPlan
 
 
@@ -142,32 +142,37 @@ def gradients(
     grad, q, out = (x.to(dtype) for x in (grad_TNH, q_TNH, out_TNH))
     dq_TNH: Tensor | None = None
 
-    def differentiate(k_SGH: Tensor, v_SGH: Tensor, source: int) -> tuple[Tensor, Tensor]:
+    def differentiate(
+        k_SGH: Tensor, v_SGH: Tensor, source: int, sums_2SRH: Sequence[Tensor | None]
+    ) -> Sequence[Tensor]:
         nonlocal dq_TNH
-        dk_SGH: Tensor | None = None
-        dv_SGH: Tensor | None = None
-        k_SGH, v_SGH = (_repeated(x, setting.repeats) for x in (k_SGH, v_SGH))
+        dk_SRH, dv_SRH = sums_2SRH
+        k_SRH, v_SRH = (_repeated(x, setting.repeats) for x in (k_SGH, v_SGH))
         for call in calls[source]:
             dq, dk, dv = kernel.backward(
-                grad, q, k_SGH, v_SGH, out, lse_TN, call,
+                grad, q, k_SRH, v_SRH, out, lse_TN, call,
                 scale=setting.scale, softcap=setting.softcap,
             )  # fmt: skip
             dq_TNH = added(dq_TNH, call.q_rows, dq, tokens=plan.local.tokens, dtype=sums)
-            dk_SGH = added(dk_SGH, call.k_rows, dk, tokens=len(k_SGH), dtype=sums)
-            dv_SGH = added(dv_SGH, call.k_rows, dv, tokens=len(v_SGH), dtype=sums)
-        if dk_SGH is None or dv_SGH is None:
-            dk_SGH, dv_SGH = (torch.zeros_like(x, dtype=sums) for x in (k_SGH, v_SGH))
-        return _summed(dk_SGH, setting.repeats), _summed(dv_SGH, setting.repeats)
+            dk_SRH = added(dk_SRH, call.k_rows, dk, tokens=len(k_SRH), dtype=sums)
+            dv_SRH = added(dv_SRH, call.k_rows, dv, tokens=len(v_SRH), dtype=sums)
+        if dk_SRH is None or dv_SRH is None:
+            dk_SRH, dv_SRH = (torch.zeros_like(x, dtype=sums) for x in (k_SRH, v_SRH))
+        return dk_SRH, dv_SRH
 
     ahead = _fetch(plan, k_TGH, v_TGH, 0, "attention backward rows")
-    dk_TGH, dv_TGH = differentiate(k_TGH.to(dtype), v_TGH.to(dtype), plan.group)
+    own = differentiate(k_TGH.to(dtype), v_TGH.to(dtype), plan.group, (None, None))
+    dk_TGH, dv_TGH = (_summed(x, setting.repeats) for x in own)
     returning: _Rows | None = None
     for stage in range(len(plan.stages)):
         current = ahead
         ahead = _fetch(plan, k_TGH, v_TGH, stage + 1, "attention backward rows")
         partial: dict[int, Tensor] = {}
         for source, k_SGH, v_SGH in current.arrived(dtype):
-            partial[source] = torch.stack(differentiate(k_SGH, v_SGH, source)).to(dtype)
+            # Added up where they travel from.
+            sums_2SRH = _zeros_repeated(k_SGH, setting.repeats, sums)
+            differentiate(k_SGH, v_SGH, source, sums_2SRH.unbind())
+            partial[source] = _summed(sums_2SRH, setting.repeats).to(dtype)
         posted = _return(plan, partial, k_TGH, stage, dtype)
         _land(plan, returning, dk_TGH, dv_TGH)
         returning = posted
@@ -190,11 +195,17 @@ def _repeated(x_SGH: Tensor, repeats: tuple[int, ...]) -> Tensor:
     return torch.cat([x_S1H.expand(-1, count, -1) for x_S1H, count in heads], 1)
 
 
+def _zeros_repeated(like_SGH: Tensor, repeats: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Sums [2, S, R, H] for the gradients of keys and values as a kernel gets them."""
+    rows, heads, width = like_SGH.shape
+    return like_SGH.new_zeros(2, rows, sum(repeats) or heads, width, dtype=dtype)
+
+
 def _summed(x_SRH: Tensor, repeats: tuple[int, ...]) -> Tensor:
-    """The sum over the repetitions of each head."""
+    """The sum over the repetitions of each head, after any leading dims."""
     if not repeats:
         return x_SRH
-    return torch.stack([x.sum(1) for x in x_SRH.split(repeats, 1)], 1)
+    return torch.stack([x.sum(-2) for x in x_SRH.split(repeats, -2)], -2)
 
 
 def _fetch(plan: BoundPlan, k_TGH: Tensor, v_TGH: Tensor, stage: int, operation: str) -> _Rows:
@@ -207,8 +218,10 @@ def _fetch(plan: BoundPlan, k_TGH: Tensor, v_TGH: Tensor, stage: int, operation:
     for t in rounds:
         user, source = plan.user(t), plan.source(t)
         if plan.local.send_rows[user]:
-            rows = [take(x, send[user]) for x in (k_TGH, v_TGH)]
-            sends.append((plan.counterpart(user), torch.stack(rows)))
+            message = k_TGH.new_empty(2, plan.local.send_rows[user], *k_TGH.shape[1:])
+            for rows_SGH, x_TGH in zip(message, (k_TGH, v_TGH), strict=True):
+                take_into(rows_SGH, x_TGH, send[user])
+            sends.append((plan.counterpart(user), message))
         if plan.local.fetch[source]:
             shape = (2, plan.local.fetch[source], *k_TGH.shape[1:])
             buffer = torch.empty(shape, dtype=k_TGH.dtype, device=k_TGH.device)

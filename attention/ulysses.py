@@ -29,12 +29,15 @@ from torch import Tensor
 from . import staged
 from .exchange import Message
 from .heads import Heads, kv_is_shared, share_heads
-from .merge import put_, sinks_gradient, take
+from .merge import Rows, count, put_, sinks_gradient, take, take_into
 from .plan import BoundPlan
 from .staged import Setting, accumulator
 
 Kind = Literal["q", "kv"]
 """Whether a tensor's dim 1 is query heads or key/value heads."""
+
+_Part = tuple[Tensor, Rows]
+"""Rows of a tensor, not yet copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +161,11 @@ def _to_heads(
         tensors: [T, heads, ...] each and their kind, the widest dtypes first.
         operation: For recordings.
     """
-    parts = [[x_TX[:, slice(*_of(theirs, kind))] for x_TX, kind in tensors] for theirs in heads]
+    everything = slice(0, plan.tokens)
+    parts: list[list[_Part]] = [
+        [(x_TX[:, slice(*_of(theirs, kind))], everything) for x_TX, kind in tensors]
+        for theirs in heads
+    ]
     mine, device = heads[plan.member], tensors[0][0].device
     rows = plan.local.members_on(device)
     kinds = [_Traded.of(x_TX, kind) for x_TX, kind in tensors]
@@ -194,7 +201,7 @@ def _to_rows(
         operation: For recordings.
     """
     rows = plan.local.members_on(tensors[0][0].device)
-    parts = [[take(x_RX, theirs) for x_RX, _ in tensors] for theirs in rows]
+    parts: list[list[_Part]] = [[(x_RX, theirs) for x_RX, _ in tensors] for theirs in rows]
     kinds = [_Traded.of(x_RX, kind) for x_RX, kind in tensors]
     shapes = [[(plan.tokens, _count(theirs, traded.kind)) for traded in kinds] for theirs in heads]
     for member, received in _trade(plan, parts, kinds, shapes, operation):
@@ -209,7 +216,7 @@ def _positions(plan: BoundPlan) -> range:
 
 def _trade(
     plan: BoundPlan,
-    parts: Sequence[Sequence[Tensor]],
+    parts: Sequence[Sequence[_Part]],
     kinds: Sequence[_Traded],
     shapes: Sequence[Sequence[tuple[int, int]]],
     operation: str,
@@ -218,22 +225,24 @@ def _trade(
 
     Args:
         plan: Of the microbatch.
-        parts: For each member, what goes there of each tensor; one's own needs no message.
+        parts: For each member, what goes there of each tensor; one's own needs no message. Copied
+            once, into the message.
         kinds: Of each tensor, the widest dtypes first, so that all lie aligned in a message.
         shapes: For each member, the rows and heads that come from there of each tensor.
         operation: For recordings.
     """
-    device = parts[0][0].device
+    device = parts[0][0][0].device
     sends: list[Message] = []
     receives: list[Message] = []
     arriving: list[Sequence[Tensor]] = []
     for member, rank in enumerate(plan.members):
         if member == plan.member:
-            arriving.append(parts[member])
+            arriving.append([take(x, rows) for x, rows in parts[member]])
             continue
-        message, views = _message(kinds, [(len(x), x.shape[1]) for x in parts[member]], device)
-        for view, part in zip(views, parts[member], strict=True):
-            view.copy_(part)
+        given = [(count(rows), x.shape[1]) for x, rows in parts[member]]
+        message, views = _message(kinds, given, device)
+        for view, (x, rows) in zip(views, parts[member], strict=True):
+            take_into(view, x, rows)
         buffer, received = _message(kinds, shapes[member], device)
         arriving.append(received)
         if message.numel():

@@ -5,6 +5,10 @@ backward, one after the other: the ring (all its ranks at once, between barriers
 on rank 0 alone the same batch as one device computes it. Figures are medians over turns of ratios
 within a turn, so that what slows the machine for a while slows both sides. CPU time is that of the
 thread that computes; gloo copies messages in threads of its own, which one figure counts too.
+
+Ranks that outnumber the cores, or cores that share caches and units, take more CPU time for the
+same work than one busy rank does. So a ring is also compared with degree 1 at its own conditions:
+all ranks at once, each with the whole batch.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ MASKS: dict[str, Callable[[int, int], Bands]] = {
 """Of a length and a number that some of them need."""
 
 OURS, BARE, DEVICE = "dynapar", "cpu op", "one device"
-_ALONE = "dynapar alone"
+_ALONE, _CROWDED = "dynapar alone", "dynapar alone on each rank"
 Run = Callable[[], object]
 """Forward and backward, of this rank's part or of all."""
 
@@ -94,7 +98,10 @@ class AttentionResult:
     of_op: float | None = None
     """The same over torch's CPU op called so; None where the op has no such mask."""
     of_degree_1: float | None = None
-    """CPU time of the slowest rank over that of degree 1 divided by the degree."""
+    """CPU time of the slowest rank over that of degree 1 divided by the degree, on rank 0 while the
+    others wait."""
+    of_crowded_degree_1: float | None = None
+    """The same over degree 1 on all ranks at once, each with the whole batch; the worst rank's."""
     with_transport: float | None = None
     """The same with the threads that carry the messages."""
     work: float | None = None
@@ -174,6 +181,9 @@ def measure(case: AttentionCase) -> list[AttentionResult]:
         result(OURS),
         of_op=_ratio(seconds[BARE], slowest(OURS)) / case.degree if BARE in seconds else None,
         of_degree_1=_ratio(slowest(OURS), seconds[_ALONE]) * case.degree,
+        of_crowded_degree_1=max(
+            _ratio(r.seconds[OURS], r.seconds[_CROWDED]) * case.degree for r in readings
+        ),
         with_transport=_ratio(process, readings[0].process[_ALONE]) * case.degree,
         work=max(plan.work) * case.degree / sum(plan.work),
         sent=sum(r.sent for r in readings) / needed if needed else 1.0,
@@ -231,15 +241,17 @@ def _on_rank(rank: int, case: AttentionCase) -> _Readings:
         for heads in (query_heads, kv_heads, kv_heads, query_heads)
     )
     given = Packed(q, k, v, grad, case.lengths, case.bands())
-    together = {OURS: _ours(case, transport, given)}
+    together = {OURS: _ours(case, transport, given, range(case.degree))}
     together[OURS]()
     forward = sent.forward
+    one = replace(case, degree=1, scheme="auto")
+    together[_CROWDED] = _ours(one, transport, given, [rank])
     peers, refused = _peers(case, rank, given)
     together |= peers
     alone: dict[str, Run] = {}
     if rank == 0:
         alone = {
-            _ALONE: _ours(replace(case, degree=1, scheme="auto"), transport, given),
+            _ALONE: _ours(one, transport, given, [rank]),
             DEVICE: sdpa(given),
         }
         if op := cpu_op(given):
@@ -248,10 +260,10 @@ def _on_rank(rank: int, case: AttentionCase) -> _Readings:
     return _Readings(seconds=seconds, process=process, sent=forward, refused=refused)
 
 
-def _ours(case: AttentionCase, transport: Transport, given: Packed) -> Run:
+def _ours(case: AttentionCase, transport: Transport, given: Packed, ranks: Sequence[int]) -> Run:
     """Forward and backward of this rank's shard, or of all where the degree is 1."""
     plan = _plan(case)
-    bound = plan.bind(ranks=range(case.degree), transport=transport)
+    bound = plan.bind(ranks=ranks, transport=transport)
     rows = torch.from_numpy(plan.index(bound.position))
     q, k, v = (x[rows].requires_grad_() for x in (given.q, given.k, given.v))
     grad = given.grad[rows]

@@ -87,6 +87,7 @@ def _row(result: AttentionResult) -> dict[str, Cell]:
         "x sdpa": cell(result.throughput),
         "x op": cell(result.of_op),
         "time / (degree 1 / d)": cell(result.of_degree_1),
+        "all ranks at once": cell(result.of_crowded_degree_1),
         "with transport": cell(result.with_transport),
         "work": cell(result.work),
         "bytes / needed": cell(result.sent),

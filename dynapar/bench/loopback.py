@@ -98,17 +98,19 @@ class ReadyTransport:
     """Messages that have arrived already, whatever is in them: one position, timed alone."""
 
     rank: int
-    buffers: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    buffers: dict[tuple[torch.dtype, tuple[int, ...]], Tensor] = field(default_factory=dict)
 
     def exchange(
         self, sends: Sequence[Message], receives: Sequence[Message], *, operation: str
     ) -> ReadyTransport:
         """Fill the receives, at the price of a copy."""
         for _, x in receives:
-            shape = tuple(x.shape)
-            if shape not in self.buffers:
-                self.buffers[shape] = torch.randn_like(x)
-            x.copy_(self.buffers[shape])
+            key = x.dtype, tuple(x.shape)
+            if key not in self.buffers:
+                # Messages of bytes hold numbers of several dtypes: 0 is one in all of them.
+                floating = x.is_floating_point()
+                self.buffers[key] = torch.randn_like(x) if floating else torch.zeros_like(x)
+            x.copy_(self.buffers[key])
         return self
 
     def wait(self) -> None:

@@ -18,6 +18,7 @@ from dynapar.attention.api import attend
 from dynapar.attention.kernels_cpu import CpuFlash
 from dynapar.attention.kernels_math import Math
 from dynapar.attention.plan import BoundPlan, plan_attention
+from dynapar.attention.select import Scheme, select
 from dynapar.attention.tokens import shard
 from tests.attention.loopback import LoopbackTransport, run_loopback
 from tests.attention.oracle import MASKS
@@ -70,18 +71,23 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
+SCHEMES = (select(3), select(3, name="ulysses"), select(4, name="hybrid", share=2))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{scheme.share} of {scheme.degree}")
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("mask", MASKS)
 def test_bits_are_the_same_and_kept_attention_runs_once(
-    mask: str, softcap: float | None, launches: list[str]
+    mask: str, softcap: float | None, scheme: Scheme, launches: list[str]
 ) -> None:
-    plan = plan_attention(LENGTHS, degree=3, bands=[MASKS[mask].bands(n) for n in LENGTHS])
+    bands = [MASKS[mask].bands(n) for n in LENGTHS]
+    plan = plan_attention(LENGTHS, degree=scheme.degree, bands=bands, scheme=scheme)
     rng = torch.Generator().manual_seed(0)
     whole = [torch.randn(85, heads, 16, generator=rng) for heads in (4, 2, 2)]
 
     def all_ranks(step: Step) -> tuple[list[list[Tensor]], int]:
         def rank(transport: LoopbackTransport) -> list[Tensor]:
-            bound = plan.bind(ranks=[2, 0, 1], transport=transport)
+            bound = plan.bind(ranks=[2, 0, 1, 3][: scheme.degree], transport=transport)
             local = [shard(x, plan, bound.position, dim=0).requires_grad_() for x in whole]
             return step(layer(bound), *local, SINKS.clone().requires_grad_())
 
@@ -91,7 +97,7 @@ def test_bits_are_the_same_and_kept_attention_runs_once(
             ).sin()
 
         launches.clear()
-        return run_loopback(3, rank), len(launches)
+        return run_loopback(scheme.degree, rank), len(launches)
 
     want, once = all_ranks(direct)
     for step, times in ((recomputed, 2), (kept, 1)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
@@ -13,6 +14,7 @@ from dynapar.attention.api import attend
 from dynapar.attention.bands import causal, window
 from dynapar.attention.exchange import Transport
 from dynapar.attention.plan import BoundPlan, plan_attention
+from dynapar.attention.select import select
 from dynapar.attention.tokens import shard
 from dynapar.runtime.order import OrderLog
 from tests.distributed import run_ranks
@@ -35,7 +37,7 @@ def layer(plan: BoundPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Te
     return attend(q * 2, k.sin(), v, plan, softcap=3.0, sinks=sinks).sin()
 
 
-def check_ring(rank: int) -> OrderLog:
+def check_ring(rank: int, name: str) -> OrderLog:
     log = OrderLog(rank)
     transport = Transport(recorder=log)
     transport.warm_up()
@@ -43,7 +45,8 @@ def check_ring(rank: int) -> OrderLog:
     compiled = torch.compile(layer, backend=counting(graphs), fullgraph=True)
     for length in (40, 44, 60, 52):
         bands = [causal(length), window(9, width=4)]
-        plan = plan_attention([length, 9], degree=2, bands=bands)
+        scheme = select(2, name=name)
+        plan = plan_attention([length, 9], degree=2, bands=bands, scheme=scheme)
         bound = plan.bind(ranks=[1, 0], transport=transport)
         rng = torch.Generator().manual_seed(length)
         shapes = [(length + 9, heads, 8) for heads in (4, 2, 2)]
@@ -61,5 +64,8 @@ def check_ring(rank: int) -> OrderLog:
     return log
 
 
-def test_a_ring_compiles_into_one_graph_that_serves_other_plans(tmp_path: Path) -> None:
-    run_ranks(check_ring, 2, tmp_path)
+@pytest.mark.parametrize("scheme", ["staged", "ulysses"])
+def test_a_ring_compiles_into_one_graph_that_serves_other_plans(
+    scheme: str, tmp_path: Path
+) -> None:
+    run_ranks(check_ring, 2, tmp_path, scheme)

@@ -116,8 +116,6 @@ def check_matrix(mask: str, kernel: str, degrees: Sequence[int], turns: Sequence
         for degree in degrees:
             plan = plan_of(LENGTHS, bands, degree, CUTS[(number + turn + degree) % 3])
             assert max(errors(computed(exact, plan, kernel), wanted(exact))) < 1e-12, degree
-            if turn > 0:
-                continue
             single = exact.to(torch.float32)
             assert max(errors(computed(single, plan, kernel), wanted(single))) < 5e-6, degree
             low = exact.to(torch.bfloat16)
@@ -137,6 +135,26 @@ def test_every_mask_kernel_and_degree_is_exact(mask: str, kernel: str) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 def test_higher_degrees_are_exact(mask: str) -> None:
     check_matrix(mask, "cpu_flash", (1, 5, 6, 7), (0,))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask_and_scheme_is_exact(mask: str) -> None:
+    """Where heads are shared too, also unevenly, and among more ranks than key/value heads."""
+    bands = [MASKS[mask].bands(length) for length in LENGTHS]
+    dense = torch.block_diag(*(MASKS[mask].dense(length) for length in LENGTHS)).bool()
+    heads = HEADS[list(MASKS).index(mask) % 3]
+    exact = problem(dense, heads, 64)
+    low = exact.to(torch.bfloat16)
+    alone = errors(computed(low, plan_of(LENGTHS, bands, 1, "zigzag"), "cpu_flash"), wanted(low))
+    for degree, scheme in ((2, "ulysses"), (3, "ulysses"), (4, "ulysses"), (4, "hybrid")):
+        plan = plan_of(LENGTHS, bands, degree, CUTS[degree % 3], scheme)
+        for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 5e-6)):
+            given = exact.to(dtype)
+            found = errors(computed(given, plan, "cpu_flash"), wanted(given))
+            assert max(found) < limit, (degree, scheme, dtype)
+        for one, many in zip(alone, errors(computed(low, plan, "cpu_flash"), wanted(low)),
+                             strict=True):  # fmt: skip
+            assert many <= 1.5 * one, (degree, scheme, one, many)
 
 
 @pytest.mark.parametrize("mask", MASKS)

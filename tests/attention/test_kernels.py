@@ -18,7 +18,7 @@ from dynapar.attention.tiles import Tile
 from tests.attention import fake_flash
 from tests.attention.fake_cuda_ops import SCHEMAS, FakeOps
 from tests.attention.loopback import LoopbackTransport, run_loopback
-from tests.attention.oracle import dense_attention, dense_mask
+from tests.attention.oracle import MASKS, dense_attention, dense_mask
 
 LENGTHS = (64, 1, 33, 20, 2)
 BANDS: tuple[Bands, ...] = (
@@ -38,7 +38,7 @@ def ring_error(
     kernel: Kernel, degree: int, softcap: float | None, bands: Sequence[Bands] = BANDS
 ) -> float:
     """The worst error of output and gradients, in float32 against float64, relative."""
-    lengths = [band[0].q1 for band in bands]
+    lengths = [max(band.q1 for band in mask) for mask in bands]
     rng = torch.Generator().manual_seed(3)
     shapes = [(sum(lengths), heads, 16) for heads in (6, 2, 2, 6)]
     *whole, grad = [torch.randn(s, generator=rng, dtype=torch.float64) for s in shapes]
@@ -98,6 +98,12 @@ def test_only_short_tiles_are_copied_to_share_a_call_of_the_cpu_op() -> None:
     ]
 
 
+def test_long_tiles_on_the_keys_of_others_are_merged_without_being_joined() -> None:
+    wide = [Tile(row, 300, row // 2, 150, -149, 299) for row in (0, 300)]
+    assert calls_of_the_cpu_op(wide) == [((300,), slice), ((300,), slice)]
+    assert calls_of_the_cpu_op([square(0, 300), square(300, 300)]) == [((300, 300), slice)]
+
+
 def test_tiles_that_share_queries_share_no_call_of_the_cpu_op() -> None:
     tiles = [Tile(0, 5, 0, 4, -3, 4), Tile(0, 5, 8, 4, -3, 4), Tile(5, 5, 12, 3, -2, 4)]
     calls = KERNELS["cpu_flash"].calls(tiles)
@@ -123,6 +129,19 @@ def _flash2(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 MORE = spans(40, [(4, 15), (30, 40)], width=9, beyond_width=True)
 """Windows with both limits, on either side of the diagonal."""
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4])
+@pytest.mark.parametrize("mask", MASKS)
+def test_adapters_of_cuda_kernels_do_every_mask(
+    mask: str, degree: int, flash2: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = FakeOps("2.13")
+    monkeypatch.setattr(kernels_cuda, "_forward", ops.forward)
+    monkeypatch.setattr(kernels_cuda, "_backward", ops.backward)
+    bands = [MASKS[mask].bands(length) for length in (41, 1, 26)]
+    for kernel in (flash2, KERNELS["cuda_flash"]):
+        assert ring_error(kernel, degree, None, bands) < 5e-6
 
 
 @pytest.mark.parametrize("degree", [1, 3])

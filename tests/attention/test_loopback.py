@@ -1,15 +1,20 @@
 """Any ring in one process: degrees, kernels and masks that four ranks on two cores do not reach."""
 
+import itertools
 import math
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 
 from dynapar.attention import staged
 from dynapar.attention.bands import Bands, causal, full, window
+from dynapar.attention.evenly import cut_evenly
 from dynapar.attention.kernels_cpu import CpuFlash
 from dynapar.attention.plan import AttentionPlan, plan_attention
 from tests.attention.loopback import LoopbackTransport, run_loopback
+from tests.attention.oracle import MASKS
 from tests.attention.test_ring import Case, inputs, run, wanted, worst
 from tests.attention.test_tiles import plans
 
@@ -90,6 +95,37 @@ def test_large_masked_tiles_are_cut_in_blocks_of_rows() -> None:
     """Longer than one block, on two positions, with a window: each block has its own corner."""
     bands = [window(1300, width=200)]
     check(plan_attention([1300], degree=2, bands=bands), bands, "cpu_flash")
+
+
+@pytest.mark.parametrize("degree", [2, 3, 4])
+@pytest.mark.parametrize("mask", MASKS)
+def test_bytes_of_log_normal_packs_are_within_2_percent_of_what_is_needed(
+    mask: str, degree: int
+) -> None:
+    """Needed is counted pair by pair: a key that some query of another position sees."""
+    drawn = np.random.default_rng(degree).lognormal(math.log(40), 0.8, 16)
+    lengths = np.maximum(1, drawn.astype(np.int64)).tolist()
+    bands = [MASKS[mask].bands(length) for length in lengths]
+    even = cut_evenly(lengths, degree=degree, masks=[bands])
+    plan = plan_attention(lengths, degree=degree, bands=bands, spans=even)
+    seen = torch.block_diag(*(MASKS[mask].dense(length) for length in lengths)).bool()
+    held = [torch.from_numpy(plan.index(position)) for position in range(degree)]
+    needed = sum(
+        int(seen[held[mine]][:, held[theirs]].any(0).sum())
+        for mine, theirs in itertools.permutations(range(degree), 2)
+    )
+    q, k = torch.zeros(sum(lengths), 4, 8), torch.zeros(sum(lengths), 2, 8)
+
+    def rank(transport: LoopbackTransport) -> int:
+        bound = plan.bind(ranks=range(degree), transport=transport)
+        index = held[bound.position]
+        setting = staged.Setting(plan=bound, kernel=CpuFlash(), scale=1.0, softcap=None)
+        staged.forward(q[index], k[index], k[index], None, setting)
+        return transport.sent
+
+    sent = sum(run_loopback(degree, rank))
+    assert needed > 0
+    assert needed <= sent / (2 * 2 * 8 * 4) <= 1.02 * needed
 
 
 def test_bytes_on_the_wire_are_those_of_the_needed_rows() -> None:

@@ -9,12 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from dynapar.attention import kernels_cuda
+from dynapar.attention import kernels_cuda, merge
 from dynapar.attention.kernels import KERNELS
 from dynapar.attention.kernels_cpu import CpuFlash
 from dynapar.bench import device_check, device_report
-from dynapar.bench.device_check import Check, checks, rows_without_keys, run, unusable
+from dynapar.bench.device_check import (
+    RATIO,
+    Check,
+    checks,
+    rows_without_keys,
+    run,
+    run_all,
+    unusable,
+)
 from tests.attention.fake_cuda_ops import FakeOps
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +35,10 @@ def test_all_kernels_of_a_cpu_are_checked_and_others_say_why_not() -> None:
     assert {check.kernel for check in planned} == {"cpu_flash", "math"}
     assert {check.degree for check in planned} == {1, 3, 4}
     assert {check.kernel for check in planned if check.softcap} == {"math"}
+    schemes = {(check.degree, check.scheme) for check in planned}
+    assert schemes >= {(4, "auto"), (3, "ulysses"), (4, "ulysses"), (4, "hybrid")}
+    # So that each ring in bfloat16 is held to a rank alone.
+    assert all(check.alone in planned[: n + 1] for n, check in enumerate(planned))
     assert unusable("cpu") == dict.fromkeys(
         ("flash_attn_2", "cuda_flash"), "it runs on CUDA, not on cpu"
     )
@@ -37,6 +50,8 @@ def test_all_kernels_of_a_cpu_are_checked_and_others_say_why_not() -> None:
         BASE,
         replace(BASE, mask="pictures", degree=4, dtype=torch.float64),
         replace(BASE, degree=3, scheme="ulysses"),
+        replace(BASE, mask="pictures", degree=4, scheme="hybrid"),
+        replace(BASE, heads=(7, 1, 128), degree=4, scheme="hybrid"),
         replace(BASE, degree=4, stages=1, dtype=torch.bfloat16),
         replace(BASE, kernel="math", softcap=5.0, degree=3),
     ],
@@ -59,6 +74,27 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     out, dq, dk, dv = run(BASE, "cpu").errors
     assert max(out, dq, dv) < 5e-6 < dk
     assert not run(BASE, "cpu").right
+
+
+def test_a_ring_that_is_a_little_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the limit for bfloat16, and not within 1.5 times the error of a rank alone."""
+    low = replace(BASE, dtype=torch.bfloat16)
+    alone, right = run_all([low, replace(low, degree=4)], "cpu")
+    assert alone.ratio is None
+    assert right.ratio is not None
+    assert right.ratio < 1.1
+    merge_ = merge.merge_
+
+    def off(out: Tensor, *args: Tensor) -> None:
+        merge_(out, *args)
+        out.mul_(1.002)
+
+    monkeypatch.setattr(merge, "merge_", off)
+    _, wrong = run_all([low, replace(low, degree=4)], "cpu")
+    assert wrong.ratio is not None
+    assert wrong.ratio > RATIO
+    assert max(wrong.errors) < wrong.limit
+    assert not wrong.right
 
 
 def test_what_a_kernel_raises_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """Faults that users met in context-parallel attention, each as the small input that provoked it.
 
-The numbers are those of the study of reported faults. CA11, CA16 and CA17 (masks of ones, layers of
-another kind, no plan) are refused in `test_adapter`; CA12 and CA15 (leaks, also at degree 1) are in
-`tests/attention/test_leak`; CA19 (heads that do not divide) is in the tests of the schemes. CA9,
-targets more than one token ahead, are cut like those that are one ahead.
+The numbers are those of the study of reported faults. CA11 and CA17 (a mask of ones, a model that
+is called without a plan) are refused in `test_adapter`, as are layers of another kind than
+attention, of which CA16 tells. CA12 and CA15 are held for every mask, scheme and token in
+`tests/attention/test_leak` and `test_ulysses`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynapar.attention.bands import causal
+from dynapar.attention.bands import causal, window
+from dynapar.attention.heads import share_heads
 from dynapar.attention.plan import plan_attention
+from dynapar.attention.select import select
 from dynapar.attention.tokens import shard
 from dynapar.data.samples import IGNORE, LoadedSample
 from dynapar.runtime.layout import ShardLayout, lay_out
@@ -108,6 +110,36 @@ def test_ca10_five_documents_on_two_ranks() -> None:
     assert worst([300, 41, 500, 100, 83], 2) < 1e-12
 
 
+def test_ca9_targets_further_ahead_are_made_before_the_cut() -> None:
+    """Of odd lengths, two tokens ahead: none comes from another sample, none is out of reach."""
+    lengths = (5, 7)
+    ids = torch.arange(12)
+    ahead = torch.cat([torch.cat([x[2:], torch.tensor([IGNORE] * 2)]) for x in ids.split(lengths)])
+    plan = plan_attention(lengths, degree=2, bands=[causal(n) for n in lengths])
+    for position in range(2):
+        held = shard(ids, plan, position).tolist()
+        end = [4 if token < 5 else 11 for token in held]
+        wanted_ids = [t + 2 if t + 2 <= e else IGNORE for t, e in zip(held, end, strict=True)]
+        assert shard(ahead, plan, position).tolist() == wanted_ids
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("width", [None, 3])
+def test_ca12_and_ca15_a_token_of_one_document_moves_nothing_of_another(
+    width: int | None, degree: int
+) -> None:
+    lengths = (9, 12)
+    bands = [causal(n) if width is None else window(n, width=width) for n in lengths]
+    plan = plan_attention(lengths, degree=degree, bands=bands)
+    given = problem(dense_mask(lengths, bands), (4, 2), 16)
+    other = replace(given, k=given.k.clone(), v=given.v.clone())
+    other.k[4], other.v[4] = 9.0, -9.0
+    for a, b in zip(
+        computed(given, plan, "cpu_flash"), computed(other, plan, "cpu_flash"), strict=True
+    ):
+        assert torch.equal(a[9:], b[9:])
+
+
 def test_ca13_boundaries_are_lengths_and_not_read_from_positions() -> None:
     plain = [text(0, torch.arange(6)), text(1, torch.arange(9))]
     odd = [replace(s, positions=torch.zeros_like(s.positions)) for s in plain]
@@ -132,3 +164,17 @@ def test_ca18_work_is_even_and_not_tokens_alone() -> None:
         [4, 12], degree=2, bands=[causal(4), causal(12)], layout="contiguous"
     )
     assert contiguous.work == (24, 64)
+
+
+@pytest.mark.parametrize(("heads", "degree"), [((12, 12), 3), ((12, 4), 4), ((16, 8), 16)])
+def test_ca19_heads_that_do_not_divide_by_the_ranks(heads: tuple[int, int], degree: int) -> None:
+    """12 heads on 4 ranks are 3 each, not 4, 4, 4, 0; more ranks than key/value heads are fine."""
+    shares = share_heads(*heads, degree)
+    assert max(s.q_heads for s in shares) - min(s.q_heads for s in shares) <= 1
+    lengths = (40, 9)
+    bands = [causal(n) for n in lengths]
+    scheme = select(degree, name="ulysses")
+    plan = plan_attention(lengths, degree=degree, bands=bands, scheme=scheme)
+    given = problem(dense_mask(lengths, bands), heads, 8)
+    for a, b in zip(computed(given, plan, "cpu_flash"), wanted(given), strict=True):
+        assert float((a - b).abs().max()) < 1e-12
