@@ -262,7 +262,9 @@ class _Search:
         targets, fills = leader_targets(
             order[:LEADERS], work, jobs, problem.limits, problem.constants
         )
-        best, best_fill = None, LEAST_FILL
+        # Where even the fastest degree lasts longer than an even wave, there is no way around it.
+        forced = len(targets) and targets.min() > self.even(order, self.fewest(order))
+        best, best_fill = None, 0.0 if forced else LEAST_FILL
         for k in np.argsort(-fills, kind="stable")[:2]:
             done, strip = construct(
                 order, int(targets[k]), width, width, True, True, 1,
