@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 import dynapar
-from dynapar.costs import TICKS_PER_SECOND, Costs, coefficients
+from dynapar.costs import TICKS_PER_SECOND, Costs
 from dynapar.plan import StepPlan
 from dynapar.report.compared import compare_plans
 from dynapar.report.gantt import MOST_BOXES, choose_steps, lay_out
@@ -66,7 +66,7 @@ def gather(
     steps: list[PlannedStep] = []
     mix, clock = MixBuilder(), MeasuredBuilder()
     for done, plan in enumerate(source, start=1):
-        mix.add(plan, coefficients(costs, ranks_per_node=plan.ranks_per_node))
+        mix.add(plan, costs)
         if (clocks := source.clocks.get(plan.step)) is not None:
             clock.add(plan, clocks)
         own = _planned(plan, settings.setdefault(_setting(plan), len(settings)))

@@ -10,9 +10,9 @@ from collections import Counter
 
 import numpy as np
 
-from dynapar.costs import TICKS_PER_SECOND
+from dynapar.costs import TICKS_PER_SECOND, Costs, coefficients
 from dynapar.meta import KINDS, IntArray, SampleTable
-from dynapar.packing.ticks import Coefficients, sample_columns, unit_columns
+from dynapar.packing.ticks import sample_columns, unit_columns
 from dynapar.plan import StepPlan
 from dynapar.report.model import (
     MODALITIES,
@@ -46,7 +46,7 @@ class MixBuilder:
         self._targets = 0
         self._long: list[tuple[int, int, int, LongSample]] = []
 
-    def add(self, plan: StepPlan, costs: Coefficients) -> None:
+    def add(self, plan: StepPlan, costs: Costs) -> None:
         """Add the samples of a step.
 
         Args:
@@ -66,7 +66,7 @@ class MixBuilder:
         self._targets += int(table.label_tokens.sum())
         values, counts = np.unique(lengths, return_counts=True)
         self._lengths.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-        work = work_of(table, costs)
+        work = work_of(table, costs, plan.ranks_per_node)
         np.add.at(self._work, kinds, work)
         rows, counts = np.unique(
             np.column_stack([kinds, _squares(work[:, 0]), _squares(work[:, 1])]),
@@ -145,10 +145,11 @@ def modality_of(table: SampleTable) -> IntArray:
     return found
 
 
-def work_of(table: SampleTable, costs: Coefficients) -> IntArray:
+def work_of(table: SampleTable, costs: Costs, ranks_per_node: int) -> IntArray:
     """(n, 2) ticks of each sample in the LLM (on one rank) and in the encoders."""
-    llm = sample_columns(table.llm_tokens, 1, costs, reach=table.reach).sum(axis=1)
-    units = unit_columns(np.array(table.unit_tokens, np.int64), costs)
+    constants, reach = coefficients(costs, ranks_per_node=ranks_per_node), table.reach_under(costs)
+    llm = sample_columns(table.llm_tokens, 1, constants, reach=reach).sum(axis=1)
+    units = unit_columns(np.array(table.unit_tokens, np.int64), constants)
     sums = np.concatenate(([0], np.cumsum(units)))
     encoder = sums[table.unit_offsets[1:]] - sums[table.unit_offsets[:-1]]
     return np.column_stack([llm, encoder]).astype(np.int64)
