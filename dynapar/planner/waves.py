@@ -241,6 +241,8 @@ class _Search:
             return way.spent
         problem = self.problem
         target = max(self.even(way.order, waves), self.least)
+        if waves == 1:  # the longest sample may rule, not the work
+            target = max(target, self.bound - way.spent)
         shared = int(
             shared_work(problem.jobs, way.order, target, problem.limits, problem.constants)
         )
