@@ -37,6 +37,8 @@ PUT_OFF = 0.03
 """More waves are put off where the fewest end so far above their floor."""
 CLOSE = 0.02
 """A gap from which evening out may end the search."""
+NEAR = 0.03
+"""A layout of one degree that is longer by so much may still win once it is evened out."""
 REFINED = 100
 """Changes tried on a finished layout, and two more a microbatch."""
 ROUNDS = 100
@@ -135,7 +137,7 @@ def evened_single(problem: Problem, dynamic: Candidate, single: Candidate, bound
         single: The best layout of one degree.
         bound: The lower bound, in ticks.
     """
-    near = single.makespan <= dynamic.makespan * (1 + CLOSE)
+    near = single.makespan <= dynamic.makespan * (1 + NEAR)
     best = min(dynamic.makespan, single.makespan)
     if not near or best <= bound * (1 + GOOD / 2):
         return dynamic
