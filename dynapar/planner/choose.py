@@ -51,7 +51,8 @@ def choose(problem: Problem, dynamic: Sequence[Candidate], single: Sequence[Cand
         return shortest
     best = shortest
     if problem.config.noise > 0.0 and len(problem.samples) >= FEWER_THAN:
-        best = _steadiest(problem, shortest, dynamic, single, limit)
+        by_gate = shortest.single and dynamic[0].makespan < single[0].makespan
+        best = _steadiest(problem, shortest, [] if by_gate else dynamic, single, limit)
     return best._replace(candidate=steadied(problem, best.candidate))
 
 
